@@ -1,0 +1,1 @@
+"""Key, store and manifest. Imports no torch."""

@@ -1,0 +1,103 @@
+"""Store: the fixed parts of a cache directory: tag, README and versioned folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from pwcc.cache import atomic
+from pwcc.cache.errors import NewerFormat, NotAStore
+
+VERSION: Final = "v1"
+FOLDERS: Final = ("entries", "pieces", "blobs/sha256", "plans", "locks", "tmp", "quarantine")
+TAG_NAME: Final = "CACHEDIR.TAG"
+# The first line is fixed by https://bford.info/cachedir/: backup tools skip the directory.
+TAG: Final = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n"
+    b"# This directory is a pwcc cache. It can be copied, and deleted when no longer needed.\n"
+)
+README: Final = b"""\
+This directory is a pwcc cache: PyTorch models compiled piecewise, ready to load without a compiler.
+
+IT IS CODE. Loading an entry runs the machine code and the Python programs in it. Use one only if you
+trust everybody who could write to it, as you would trust an executable.
+
+  v1/entries/<lookup key>/<entry key>/manifest.json   one compiled model; `pwcc inspect` shows it
+  v1/blobs/sha256/                                    kernels, programs and records, named by SHA-256
+  v1/pieces/                                          pieces that a later compile may use again
+  v1/plans/ v1/locks/ v1/tmp/ v1/quarantine/          working files
+
+It may be copied anywhere as a whole (`cp -r`), read from a read-only mount, and deleted at any time
+when nothing uses it: the next `pwcc compile` makes it again.
+"""
+# Names that a fresh file system or a racing creator may have put there.
+_IGNORED: Final = {TAG_NAME, "README", VERSION, "lost+found"}
+_STAGING: Final = ".pwcc-"
+
+
+def check(root: Path) -> None:
+    """Raise unless ``root`` is a pwcc cache directory that this version reads. Writes nothing.
+
+    Raises:
+        NotAStore: missing, not a directory, or something else's. NewerFormat: only later versions.
+    """
+    hint = "pass the directory that `pwcc compile --cache-dir` wrote"
+    if not root.is_dir():
+        what = "a file" if root.exists() else "no such directory"
+        raise NotAStore(f"expected a pwcc cache directory, got {what}", where=str(root), hint=hint)
+    if not _is_tagged(root):
+        raise NotAStore(
+            f"expected a pwcc cache directory, got one without its {TAG_NAME}", where=str(root), hint=hint
+        )
+    if not (root / VERSION).is_dir():
+        others = sorted(path.name for path in root.glob("v[0-9]*"))
+        if others:
+            raise NewerFormat(
+                f"expected cache format {VERSION}, got {', '.join(others)}: a newer pwcc wrote it",
+                where=str(root),
+            )
+        raise NotAStore(f"expected a folder {VERSION} in the cache, found none", where=str(root), hint=hint)
+
+
+def create(root: Path) -> None:
+    """Make ``root`` a store, or complete one; several processes may do so at once. OSError passes through.
+
+    Raises:
+        NotAStore: the path is a file, or a directory that holds something else.
+    """
+    if root.exists() and not root.is_dir():
+        raise NotAStore("expected a directory, got a file", where=str(root), hint="choose another --cache-dir")
+    root.mkdir(parents=True, exist_ok=True)
+    if not _is_tagged(root):
+        foreign = sorted(n for n in os.listdir(root) if n not in _IGNORED and not n.startswith(_STAGING))  # noqa: PTH208
+        if foreign:
+            raise NotAStore(
+                f"expected an empty directory or a pwcc cache, found {', '.join(foreign[:3])}",
+                where=str(root),
+                hint="choose another --cache-dir",
+            )
+        # The tag comes first: from here on the directory is recognisably ours.
+        _place(root, TAG_NAME, TAG)
+    for folder in FOLDERS:
+        (root / VERSION / folder).mkdir(parents=True, exist_ok=True)
+    if not (root / "README").exists():
+        _place(root, "README", README)
+
+
+def _place(root: Path, name: str, data: bytes) -> None:
+    staged = root / f"{_STAGING}{os.getpid()}-{os.urandom(6).hex()}"
+    try:
+        atomic.write_new(staged, data)
+        staged.replace(root / name)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _is_tagged(root: Path) -> bool:
+    try:
+        with (root / TAG_NAME).open("rb") as stream:
+            head = stream.read(512)
+    except OSError:
+        return False
+    return head.startswith(TAG[:43]) and b"pwcc" in head

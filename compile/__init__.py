@@ -1,0 +1,1 @@
+"""Trace, split, compile, seal, stitch and load."""

@@ -1,0 +1,233 @@
+"""Key: everything that goes into an entry, as named factors; read by one function on every side."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import pwcc
+from pwcc.cache import host, strict
+from pwcc.cache.environment import environment_factors
+from pwcc.cache.factors import Factor, FactorTree
+from pwcc.cache.ids import FactorDigest, factor_digest
+from pwcc.cache.sources import SourceRecord, record_code, record_file, source_factors
+from pwcc.compile.numeric_state import numeric_state
+from pwcc.compile.target import Target, torch_build
+from pwcc.compile.torch_private.inductor import config_changes
+
+# Code of ours that decides what a compiled piece looks like; its content is a factor, so that an edited
+# checkout of pwcc never serves pieces of its former self.
+_OWN_CODE = (
+    "sealing",
+    "torch_private",
+    "rebuild.py",
+    "piece_compiler.py",
+    "piece_graph.py",
+    "split.py",
+    "stitch.py",
+)
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What the user chose that changes the entry; capture options are not among them."""
+
+    sizes: tuple[int, ...]
+    max_tokens: int
+    splitting_ops: tuple[str, ...]
+    autotune: bool
+    cpu_isa: str | None
+    inputs: tuple[str, ...]
+    profile: str | None
+
+
+@dataclass(frozen=True)
+class BuildFactors:
+    """The factors known before a trace: all groups but the sources."""
+
+    environment: Mapping[str, object]
+    configuration: Mapping[str, object]
+    compiler: Mapping[str, object]
+
+    def matches(self, recorded: FactorTree) -> bool:
+        """Tell whether an entry's recorded factors are these; its sources are checked on their own."""
+        own = FactorTree.of(
+            environment=self.environment, configuration=self.configuration, compiler=self.compiler
+        ).group_digests()
+        kept = FactorTree(
+            environment=recorded.environment,
+            configuration=_without_trace(recorded.configuration),
+            compiler=recorded.compiler,
+        ).group_digests()
+        return own == kept
+
+    def tree(self, records: Sequence[SourceRecord], build_observed: bool) -> FactorTree:
+        """Return the entry's whole factor tree."""
+        return FactorTree.of(
+            environment=self.environment,
+            configuration={**self.configuration, "build observed": build_observed},
+            sources=source_factors(records),
+            compiler=self.compiler,
+        )
+
+
+def _without_trace(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    return tuple(factor for factor in factors if factor.name != "build observed")
+
+
+def build_factors(
+    options: BuildOptions, target: Target, identity: str, args: Mapping[str, object]
+) -> BuildFactors:
+    """Read the factors of a compile in this process, now. Takes milliseconds; imports no compiler."""
+    return BuildFactors(
+        environment=dict(environment_factors(os.environ)),
+        configuration={
+            "model": identity,
+            "model arguments": portable_args(args),
+            "options": asdict(options),
+        },
+        compiler=compiler_factors(target),
+    )
+
+
+def compiler_factors(target: Target) -> dict[str, object]:
+    """Return the facts of torch, compilers, device and global modes that change compiled code."""
+    cpu = target.device.type == "cpu"
+    return {
+        "pwcc": pwcc.__version__,
+        "pwcc code": own_code_digest(),
+        "torch": torch_build(),
+        "triton": _version("triton"),
+        "device": target.factors(),
+        "python": host.python_abi() if cpu else sys.implementation.name,
+        "c++ compiler": _cxx_version() if cpu else None,
+        "cpu capability": torch.backends.cpu.get_cpu_capability() if cpu else None,
+        "numeric state": numeric_state(),
+        "config changes": config_changes(),
+    }
+
+
+@functools.cache
+def own_code_digest() -> str:
+    """Return a digest of pwcc's own compiling code."""
+    root = Path(__file__).parent
+    files = sorted(
+        path
+        for name in _OWN_CODE
+        for path in ((root / name).rglob("*.py") if (root / name).is_dir() else [root / name])
+    )
+    parts = [f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() for path in files]
+    return factor_digest(b"\0".join(parts))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def _cxx_version() -> str | None:
+    """Return the first line of the C++ compiler's version, or None without a compiler."""
+    path = shutil.which(os.environ.get("CXX") or "g++")
+    if path is None:
+        return None
+    ran = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    return ran.stdout.splitlines()[0] if ran.stdout else None
+
+
+def portable_args(args: Mapping[str, object]) -> dict[str, strict.Json]:
+    """Return model arguments as JSON; what has no JSON form is named by its type and text digest."""
+
+    def convert(value: object) -> strict.Json:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, (list, tuple)):
+            return [convert(item) for item in value]
+        if isinstance(value, Mapping):
+            return {str(key): convert(item) for key, item in value.items()}
+        if isinstance(value, (torch.dtype, torch.device)):
+            return str(value)
+        return f"{type(value).__module__}.{type(value).__qualname__}"
+
+    return {str(key): convert(value) for key, value in args.items()}
+
+
+def sealing_options(
+    options: BuildOptions, target: Target, tuned: bool
+) -> tuple[dict[str, object], str, tuple[str, ...]]:
+    """Return Inductor's options for a piece, the compiler's ``-march``, and the CPU flags a host needs."""
+    from pwcc.compile.sealing.profile import cpu_profile, cpu_target, cuda_profile
+
+    if target.device.type != "cpu":
+        return cuda_profile(autotune=tuned), "native", ()
+    isa = options.cpu_isa or "native"
+    chosen = cpu_target(isa)  # type: ignore[arg-type]
+    return cpu_profile(isa), chosen.march, chosen.cpu_flags  # type: ignore[arg-type]
+
+
+def source_records(codes: Iterable[types.CodeType]) -> tuple[SourceRecord, ...]:
+    """Return one record per traced file, and one per code object without a file.
+
+    torch's own files are covered by its version and git hash, frozen modules by Python's.
+    """
+    own = str(Path(torch.__file__).resolve().parent) + os.sep
+    names = _module_names()
+    found: dict[str, SourceRecord] = {}
+    for code in codes:
+        filename = code.co_filename
+        real = os.path.realpath(filename)
+        if real.startswith(own) or filename.startswith("<frozen"):
+            continue
+        if Path(real).is_file():
+            if real not in found:
+                found[real] = record_file(names.get(real, Path(real).stem), Path(filename))
+        elif not _is_generated(code):
+            record = record_code(_owner(code) or "__main__", code)
+            found[f"{record.module}:{record.path}:{record.digest}"] = record
+    return tuple(sorted(found.values()))
+
+
+def _module_names() -> dict[str, str]:
+    names: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name != "__main__":
+            names.setdefault(os.path.realpath(file), name)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main:
+        names.setdefault(os.path.realpath(main), "__main__")
+    return names
+
+
+def _is_generated(code: types.CodeType) -> bool:
+    """Tell whether the standard library generated a function from a class that is a source itself."""
+    return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__.")
+
+
+def _owner(code: types.CodeType) -> str | None:
+    """Return the loaded module whose namespace holds a code object."""
+    from pwcc.cache.code_digest import find_code
+
+    for name, module in list(sys.modules.items()):
+        namespace = getattr(module, "__dict__", None)
+        if namespace and any(found is code for found in find_code(namespace, code.co_qualname)):
+            return name
+    return None
+
+
+def piece_factors(target: Target) -> FactorDigest:
+    """Return the digest of what decides a piece's compiled form beside its graph, variant and options."""
+    tree = FactorTree.of(environment=environment_factors(os.environ), compiler=compiler_factors(target))
+    return tree.digest()

@@ -1,0 +1,139 @@
+"""Artifact: the numerics check of a loaded entry: every sealed piece, and the whole model against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pwcc.cache import strict
+from pwcc.cache.errors import CorruptEntry
+from pwcc.compile.numerics import NumericsRecord, recheck
+from pwcc.compile.piece_graph import PieceGraph
+from pwcc.compile.runtime.samples import relative_error
+
+if TYPE_CHECKING:
+    from pwcc.compile.compiled_model import CompiledModel
+
+# The whole model is compared in its own dtype: both sides round, each layer adds; a wrong piece is off by O(1).
+MODEL_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2, "float64": 1e-9}
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One comparison: a piece variant against float32 eager, or the whole model against eager."""
+
+    what: str
+    size: int
+    error: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Within tolerance; NaN is not."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All comparisons. Errors are relative, ||got - reference|| / ||reference||."""
+
+    rows: tuple[CheckRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Every row is within its tolerance, and there is at least one."""
+        return bool(self.rows) and all(row.ok for row in self.rows)
+
+    @property
+    def worst(self) -> CheckRow:
+        """The row that is closest to, or furthest beyond, its tolerance."""
+        return max(self.rows, key=lambda row: row.error / row.tolerance if row.tolerance else row.error)
+
+    @property
+    def max_error(self) -> float:
+        """The largest error of any row."""
+        return max((row.error for row in self.rows), default=0.0)
+
+    @property
+    def tolerance(self) -> float:
+        """The tolerance of the worst row."""
+        return self.worst.tolerance
+
+    def to_json(self) -> dict[str, strict.Json]:
+        """Return the report for ``--json``."""
+        rows: list[strict.Json] = [
+            {"what": r.what, "size": r.size, "error": r.error, "tolerance": r.tolerance, "ok": r.ok}
+            for r in self.rows
+        ]
+        return {"ok": self.ok, "max_error": self.max_error, "rows": rows}
+
+
+def check(
+    compiled: CompiledModel, model: nn.Module, inputs_for: Callable[[int], Sequence[torch.Tensor]] | None
+) -> CheckReport:
+    """Re-run the recorded checks; see :meth:`CompiledModel.check`."""
+    rows = _piece_rows(compiled)
+    if inputs_for is not None:
+        rows += _model_rows(compiled, model, inputs_for)
+    return CheckReport(tuple(rows))
+
+
+def _piece_rows(compiled: CompiledModel) -> list[CheckRow]:
+    digest = compiled.manifest.numerics
+    if digest is None:
+        raise CorruptEntry("the entry holds no numerics record")
+    fields = strict.Fields(strict.loads(compiled.read_blob(digest), where="numerics"), "numerics")
+    programs = fields.list_("programs", strict.Fields)
+    fields.done()
+    rows: list[CheckRow] = []
+    for program, recorded in zip(compiled.programs, programs, strict=True):
+        graphs = [
+            PieceGraph.from_bytes(compiled.read_blob(digest), where="piece graph")
+            for digest in recorded.list_("graphs", strict.as_digest)
+        ]
+        records = recorded.list_("variants", _parse_records)
+        for variant, numbers in zip(program.variants, records, strict=True):
+            for index, (piece, graph, record) in enumerate(zip(variant.pieces, graphs, numbers, strict=True)):
+                call: Any = piece.call
+                error = recheck(graph, record, compiled.device, call)
+                kind = "static" if variant.static else "dynamic"
+                rows.append(CheckRow(f"piece {index} {kind}", record.size, error, record.tolerance))
+    return rows
+
+
+def _parse_records(value: object, where: str) -> tuple[NumericsRecord, ...]:
+    if not isinstance(value, list):
+        raise CorruptEntry("expected a list of numerics records", where=where)
+    return tuple(NumericsRecord.parse(item, where) for item in value)
+
+
+def _model_rows(
+    compiled: CompiledModel, model: nn.Module, inputs_for: Callable[[int], Sequence[torch.Tensor]]
+) -> list[CheckRow]:
+    low, high = compiled.manifest.min_tokens, compiled.manifest.max_tokens
+    sizes = sorted({*compiled.sizes, min(high, low + 2), min(high, 17)})
+    tolerance = MODEL_TOLERANCE.get(compiled.manifest.model.dtype, 1e-2)
+    rows: list[CheckRow] = []
+    for size in sizes:
+        inputs = inputs_for(size)
+        with torch.no_grad():
+            wanted = _flatten(model(*inputs))
+        got = _flatten(compiled(*inputs))
+        rows.append(CheckRow("model against eager", size, relative_error(got, wanted), tolerance))
+    return rows
+
+
+def _flatten(value: object) -> list[object]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in _flatten(item)]
+    if isinstance(value, (tuple, list)):
+        return [leaf for item in value for leaf in _flatten(item)]
+    if hasattr(value, "__dataclass_fields__"):
+        return [leaf for name in value.__dataclass_fields__ for leaf in _flatten(getattr(value, name))]
+    return [value]

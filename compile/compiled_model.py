@@ -1,0 +1,216 @@
+"""Artifact: a loaded entry, callable like the module it was compiled from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pwcc.cache.errors import ArgumentError, SizeError
+from pwcc.cache.ids import BlobDigest
+from pwcc.cache.manifest import Manifest
+from pwcc.compile.runtime.calling import Binder, CallingConvention
+from pwcc.compile.runtime.held import bind_weights
+from pwcc.compile.runtime.piece import LoadedPiece
+
+if TYPE_CHECKING:
+    from pwcc.compile.check import CheckReport
+    from pwcc.compile.receipt import LoadReceipt
+
+Run = Callable[[Sequence[torch.Tensor], tuple[int, ...]], tuple[Any, ...]]
+Bind = Callable[..., Run]
+
+
+@dataclass
+class LoadedVariant:
+    """One compiled range or size: the unique pieces' callables, and the program bound over them."""
+
+    low: int
+    high: int
+    static: bool
+    pieces: tuple[LoadedPiece, ...]
+    run: Run | None = None
+
+
+@dataclass
+class LoadedProgram:
+    """One trace's program: how to call it, how to bind it, and its variants."""
+
+    low: int
+    high: int
+    calling: CallingConvention
+    bind: Bind
+    variants: tuple[LoadedVariant, ...]
+    binder: Binder
+    output: Callable[[Sequence[object], Sequence[object], Sequence[object]], object]
+    weights: list[torch.Tensor] = field(default_factory=list)
+    by_size: dict[int, Run] = field(default_factory=dict)
+
+    def select(self, size: int) -> Run:
+        """Return the program bound for a size: the static variant, else the tightest range that holds it."""
+        fitting = [v for v in self.variants if v.low <= size <= v.high and v.run is not None]
+        if not fitting:
+            raise SizeError(f"size {size} is outside the compiled variants of [{self.low}, {self.high}]")
+        best = min(fitting, key=lambda v: (not v.static, v.high - v.low))
+        run = best.run
+        if run is None:  # not reachable: filtered above
+            raise SizeError(f"no program is bound for size {size}")
+        self.by_size[size] = run
+        return run
+
+
+class CompiledModel:
+    """A model whose pieces are sealed machine code, bound to the live module's weights.
+
+    Call it like the module. Inference only: it runs without gradients, and refuses arguments that
+    require them. Sizes with a static variant use it, others the dynamic variant; sizes outside the
+    range, violated shape predicates and arguments of another dtype, device or layout raise
+    :class:`pwcc.cache.errors.CallError`. It never traces or compiles. Not safe to call from several
+    threads while :meth:`rebind` runs; otherwise calls share no state.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        manifest: Manifest,
+        programs: Sequence[LoadedProgram],
+        read_blob: Callable[[BlobDigest], bytes],
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._programs = tuple(programs)
+        self._cuda = device.type == "cuda"
+        self.manifest = manifest
+        self.read_blob = read_blob
+        self._receipt: LoadReceipt | None = None
+        self.rebind()
+
+    @property
+    def receipt(self) -> LoadReceipt:
+        """What loading did and took."""
+        if self._receipt is None:
+            raise AttributeError("the receipt is written when load returns")
+        return self._receipt
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the weights lie on."""
+        return self._device
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes that have a static variant, ascending."""
+        return self.manifest.sizes
+
+    @property
+    def programs(self) -> tuple[LoadedProgram, ...]:
+        """The loaded programs, for capture and inspection."""
+        return self._programs
+
+    def rebind(self) -> None:
+        """Bind the weights that the module holds now.
+
+        Call it after ``load_state_dict(assign=True)``, ``param.data = ...``, quantisation or any other
+        change that replaces tensors; values written in place are seen without it.
+
+        Raises:
+            CacheMiss: a tensor's name, dtype, shape, layout or device is not what was compiled. The
+                old binding stays.
+        """
+        bound = [bind_weights(self._model, program.calling.weights, self._device) for program in self._programs]
+        for program, weights in zip(self._programs, bound, strict=True):
+            program.weights = weights
+            program.by_size = {}
+            for variant in program.variants:
+                calls = [piece.call for piece in variant.pieces]
+                variant.run = program.bind(calls, resolve_operation, constant(self._device), weights)
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Run the model; returns what ``forward`` returns.
+
+        Raises:
+            CallError: see the class.
+        """
+        program = self._programs[0]
+        if len(self._programs) > 1:
+            program = self._program_for(args, kwargs)
+        tensors, sizes = program.binder.bind(args, kwargs)
+        if torch.is_grad_enabled():
+            for tensor in tensors:
+                if tensor.requires_grad:
+                    raise ArgumentError(
+                        "an argument requires gradients; compiled pieces are for inference only",
+                        hint="call under torch.no_grad(), or detach it",
+                    )
+            with torch.no_grad():
+                outputs = self._run(program, tensors, sizes)
+        else:
+            outputs = self._run(program, tensors, sizes)
+        return program.output(outputs, tensors, program.weights)
+
+    def _run(
+        self, program: LoadedProgram, tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]
+    ) -> tuple[Any, ...]:
+        size = sizes[0] if sizes else program.low
+        run = program.by_size.get(size)
+        if run is None:
+            run = program.select(size)
+        if self._cuda and torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return run(tensors, sizes)
+        return run(tensors, sizes)
+
+    def _program_for(self, args: Sequence[object], kwargs: Mapping[str, object]) -> LoadedProgram:
+        first = self._programs[0].calling
+        symbol = next((p.calling.symbols[0] for p in self._programs if p.calling.symbols), None)
+        if symbol is None:
+            return self._programs[0]
+        name = first.parameters[symbol.parameter].name
+        tensor = (
+            kwargs[name] if name in kwargs else args[symbol.parameter] if symbol.parameter < len(args) else None
+        )
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() <= symbol.dim:
+            return self._programs[0]  # its binder gives the error
+        size = tensor.shape[symbol.dim]
+        for program in self._programs:
+            if program.low <= size <= program.high:
+                return program
+        low, high = min(p.low for p in self._programs), max(p.high for p in self._programs)
+        raise SizeError(
+            f"size {size} of {name!r} (dimension {symbol.dim}) is outside the compiled range [{low}, {high}]",
+            hint="compile with a larger --max-tokens, or split the batch",
+        )
+
+    def check(self, inputs_for: Callable[[int], Sequence[torch.Tensor]] | None = None) -> CheckReport:
+        """Re-run the recorded numerics check of every sealed piece on this host.
+
+        With ``inputs_for(num_tokens)`` the whole model is also compared with eager at every static size
+        and two sizes of the dynamic range. Needs memory for float32 copies of one piece's weights.
+        """
+        from pwcc.compile.check import check
+
+        return check(self, self._model, inputs_for)
+
+
+def resolve_operation(name: str) -> Callable[..., Any]:
+    """Return the function behind a name in ``stitch.py``."""
+    from pwcc.compile.piece_graph import resolve_target
+
+    return resolve_target(name)
+
+
+def constant(device: torch.device) -> Callable[[str, str], object]:
+    """Return the look-up of ``stitch.py``'s constants on ``device``."""
+
+    def find(kind: str, text: str) -> object:
+        if kind == "float":
+            return float(text)
+        if kind == "device":
+            return device if text == device.type else torch.device(text)
+        return getattr(torch, text)
+
+    return find

@@ -1,0 +1,1 @@
+"""Serve the Artifact noun: built-in reference models, which are also examples of a server's model."""

@@ -1,0 +1,329 @@
+"""Artifact: compile one piece for one variant, tune it, seal it, and check the sealed piece.
+
+:func:`compile_piece` is a function of its :class:`PieceTask` alone; the parent process and worker
+processes run the same one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from pwcc.cache import strict
+from pwcc.cache.errors import PieceCompileError, PwccError, UnsealableError
+from pwcc.cache.ids import BlobDigest, blob_digest
+from pwcc.cache.sealed import InputFacts
+from pwcc.compile import numerics
+from pwcc.compile.numerics import NumericsRecord
+from pwcc.compile.piece_graph import PieceGraph, SymbolInput
+from pwcc.compile.rebuild import Variant, rebuild
+from pwcc.compile.runtime.piece import PieceLoader
+from pwcc.compile.runtime.samples import sample_inputs
+from pwcc.compile.torch_private import inductor, symbols
+
+
+@dataclass(frozen=True)
+class PieceTask:
+    """What one compile needs: the graph, the variant, the device, Inductor's options and required CPU flags.
+
+    ``lines`` are the user's source lines per node, for messages only. ``alias_groups`` are positions of
+    inputs that share memory in the program; none of them may be written by the piece.
+    """
+
+    name: str
+    graph: PieceGraph
+    variant: Variant
+    device: str
+    options: Mapping[str, object]
+    march: str = "native"
+    cpu_flags: tuple[str, ...] = ()
+    tuned: bool = False
+    lines: tuple[str | None, ...] = ()
+    alias_groups: tuple[tuple[int, ...], ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """Serialise for a worker process."""
+        return strict.canonical(
+            {
+                "name": self.name,
+                "graph": self.graph.to_bytes().decode(),
+                "variant": self.variant.to_json(),
+                "device": self.device,
+                "options": dict(self.options),
+                "march": self.march,
+                "cpu_flags": list(self.cpu_flags),
+                "tuned": self.tuned,
+                "lines": list(self.lines),
+                "alias_groups": [list(group) for group in self.alias_groups],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PieceTask:
+        """Parse what :meth:`to_bytes` wrote."""
+        fields = strict.Fields(strict.loads(data, where="task"), "task")
+        task = cls(
+            name=fields.str_("name"),
+            graph=PieceGraph.from_bytes(
+                fields.str_("graph", max_length=strict.MAX_BYTES).encode(), where="task"
+            ),
+            variant=Variant.from_json(fields.take("variant"), "task"),
+            device=fields.str_("device"),
+            options=fields.mapping("options", lambda value, _: value),
+            march=fields.str_("march"),
+            cpu_flags=fields.list_("cpu_flags", strict.as_str),
+            tuned=fields.bool_("tuned"),
+            lines=fields.list_(
+                "lines", lambda value, where: None if value is None else strict.as_str(value, where)
+            ),
+            alias_groups=fields.list_("alias_groups", _as_group),
+        )
+        fields.done()
+        return task
+
+
+def _as_group(value: object, where: str) -> tuple[int, ...]:
+    return tuple(strict.as_int(item, where) for item in value) if isinstance(value, list) else ()
+
+
+@dataclass(frozen=True)
+class PieceResult:
+    """One sealed piece: its record's digest, what lowering assumed of sizes, numerics, and the cost.
+
+    ``guards`` are (condition in the piece's symbols, user's line). ``blobs`` are all digests with sizes.
+    """
+
+    sealed: BlobDigest
+    numerics: NumericsRecord
+    guards: tuple[tuple[str, str | None], ...]
+    blobs: Mapping[BlobDigest, int]
+    kernels: int
+    seconds: float
+    tune_seconds: float
+
+    def to_json(self) -> dict[str, strict.Json]:
+        """Return the JSON form, as the piece cache stores it."""
+        return {
+            "sealed": self.sealed,
+            "numerics": self.numerics.to_json(),
+            "guards": [[text, where] for text, where in self.guards],
+            "blobs": dict(sorted(self.blobs.items())),
+            "kernels": self.kernels,
+            "seconds": self.seconds,
+            "tune_seconds": self.tune_seconds,
+        }
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> PieceResult:
+        """Parse what :meth:`to_json` wrote; raise CorruptEntry otherwise."""
+        fields = strict.Fields(strict.loads(data, where=where), where)
+        result = cls(
+            sealed=fields.digest("sealed"),
+            numerics=NumericsRecord.parse(fields.take("numerics"), where),
+            guards=fields.list_("guards", _as_guard),
+            blobs={
+                strict.as_digest(key, where): size
+                for key, size in fields.mapping("blobs", strict.as_int).items()
+            },
+            kernels=fields.int_("kernels"),
+            seconds=fields.float_("seconds"),
+            tune_seconds=fields.float_("tune_seconds"),
+        )
+        fields.done()
+        return result
+
+
+def _as_guard(value: object, where: str) -> tuple[str, str | None]:
+    text, line = value if isinstance(value, list) and len(value) == 2 else (value, None)
+    return strict.as_str(text, where), None if line is None else strict.as_str(line, where)
+
+
+class Blobs(Protocol):
+    """Where sealed bytes go and are read back from: a store, or memory in a worker."""
+
+    def put_blob(self, data: bytes) -> BlobDigest:
+        """Keep a blob and return its digest."""
+        ...
+
+    def read_blob(self, digest: BlobDigest) -> bytes:
+        """Return a blob's bytes."""
+        ...
+
+
+def compile_piece(
+    task: PieceTask, blobs: Blobs, *, scratch: Path, tune_lock: Path | None = None
+) -> PieceResult:
+    """Compile, tune, seal and check one piece.
+
+    ``scratch`` is an existing directory for the compilers' own files; nothing in it is needed later.
+    ``tune_lock`` is a lock file that processes on one GPU share, so that tuning runs one at a time.
+
+    Raises:
+        PieceCompileError: Inductor failed; names the piece, the operation and the user's source line.
+        UnsealableError: the compiled piece holds a construct that cannot be sealed.
+        NumericsError: the sealed piece disagrees with eager.
+    """
+    try:
+        return _compile(task, blobs, scratch, tune_lock)
+    except PwccError as error:
+        error.message = f"piece {task.name} ({task.variant}): {error.message}"
+        error.where = error.where or _line_of(task, inductor.failed_operation(error))
+        raise
+    except Exception as error:
+        operation = inductor.failed_operation(error)
+        first = str(error).strip().splitlines()
+        raise PieceCompileError(
+            f"piece {task.name} ({task.variant}): Inductor failed"
+            + (f" on {operation}" if operation else "")
+            + f": {type(error).__name__}: {first[0] if first else ''}",
+            where=_line_of(task, operation),
+            hint="--debug shows Inductor's own report; --dump DIR writes the piece",
+        ) from error
+
+
+def _line_of(task: PieceTask, operation: str | None) -> str | None:
+    """Return the source line of the first node whose operation has the failed one's name."""
+    if operation is None:
+        return None
+    name = operation.replace("::", ".").split(".")
+    base = name[1] if len(name) > 1 and name[0] in ("aten", "prims", "torch") else name[0]
+    for node, line in zip(task.graph.nodes, task.lines, strict=False):
+        if line and base in node.target.split("."):
+            return line
+    return next((line for line in task.lines if line), None)
+
+
+def _compile(task: PieceTask, blobs: Blobs, scratch: Path, tune_lock: Path | None) -> PieceResult:
+    from pwcc.compile.sealing.builder_paths import builder_paths
+    from pwcc.compile.sealing.compiled import CompiledPiece
+    from pwcc.compile.sealing.driver import write_driver
+    from pwcc.compile.sealing.seal import seal
+
+    started = time.perf_counter()
+    device = torch.device(task.device)
+    rebuilt = rebuild(task.graph, task.variant, device, task.lines)
+    names = dict(zip(_symbols_of(rebuilt.inputs), task.graph.symbols, strict=False))
+    options, paths = dict(task.options), builder_paths([str(scratch)])
+    if device.type == "cpu":
+        driver = write_driver(scratch / "driver", march=task.march, path_prefixes=paths)
+        options["cpp.cxx"] = (None, str(driver))
+    with inductor.private_caches(scratch):
+        result = inductor.compile_graph(rebuilt.graph_module, rebuilt.inputs, rebuilt.fake_mode, options)
+    guards = _guards(result.guards, names, rebuilt.fake_mode.shape_env)
+    _refuse_aliased_writes(task, result.mutated_inputs)
+    compiled = time.perf_counter()
+    size = task.variant.hint
+    run: Any = result.run
+    with _exclusive(tune_lock), torch.no_grad(), inductor.private_caches(scratch):
+        run(sample_inputs(task.graph, size, device, seed=numerics.SEED))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    tuned = time.perf_counter()
+    sizes: dict[BlobDigest, int] = {}
+
+    def put(data: bytes) -> BlobDigest:
+        digest = blobs.put_blob(data)
+        sizes[digest] = len(data)
+        return digest
+
+    piece = CompiledPiece(
+        source=result.source,
+        module=result.module,
+        constants=result.constants,
+        inputs_to_check=result.inputs_to_check,
+        mutated_inputs=result.mutated_inputs,
+        device_type=device.type,
+        device_index=device.index,
+        inputs=input_facts(task.graph, task.variant),
+        defers_input_alignment=result.defers_input_alignment,
+        ops=task.graph.ops,
+        tuned=task.tuned,
+        cpu_flags=task.cpu_flags,
+        builder_paths=paths,
+    )
+    with inductor.private_caches(scratch):
+        record, digest = seal(piece, put)
+    sealed: Any = PieceLoader(blobs.read_blob, device).load(record).call
+    measured = numerics.measure(task.graph, size, device, compiled=run, sealed=sealed)
+    return PieceResult(
+        sealed=digest,
+        numerics=measured,
+        guards=guards,
+        blobs=sizes,
+        kernels=len(record.kernels),
+        seconds=compiled - started,
+        tune_seconds=tuned - compiled,
+    )
+
+
+def _exclusive(lock: Path | None) -> AbstractContextManager[object]:
+    if lock is None:
+        return nullcontext()
+    from pwcc.cache.locks import file_lock
+
+    return file_lock(lock)
+
+
+def input_facts(graph: PieceGraph, variant: Variant) -> tuple[InputFacts, ...]:
+    """Describe the piece's inputs for its sealed record."""
+    facts: list[InputFacts] = []
+    for item in graph.inputs:
+        if isinstance(item, SymbolInput):
+            value: int | str = variant.low if variant.static else item.symbol
+            facts.append(InputFacts("int" if variant.static else "symint", value=value))
+        else:
+            facts.append(InputFacts("tensor", dtype=item.dtype, shape=item.shape, stride=item.stride))
+    return tuple(facts)
+
+
+def _symbols_of(inputs: Sequence[Any]) -> list[Any]:
+    return [item.node.expr for item in inputs if isinstance(item, torch.SymInt)]
+
+
+def _guards(
+    found: Sequence[tuple[Any, str | None]], names: Mapping[Any, str], env: Any
+) -> tuple[tuple[str, str | None], ...]:
+    texts: dict[str, str | None] = {}
+    for expr, where in found:
+        simplified = env.simplify(expr)
+        if any(symbol not in names for symbol in symbols.free_symbols(simplified)):
+            raise UnsealableError(
+                f"lowering depends on a value computed at run time: {simplified}", where=where
+            )
+        text = symbols.condition_text(simplified, names)
+        if text is not None:
+            texts.setdefault(text, where)
+    return tuple(sorted(texts.items()))
+
+
+def _refuse_aliased_writes(task: PieceTask, mutated: Sequence[int]) -> None:
+    for group in task.alias_groups:
+        written = [index for index in group if index in mutated]
+        if written:
+            raise UnsealableError(
+                f"inputs {list(group)} share memory and input {written[0]} is written by the piece",
+                hint="update the buffer through one tensor only",
+            )
+
+
+class MemoryBlobs:
+    """Blobs in memory: where a worker collects what it sealed, and where it reads them back."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[BlobDigest, bytes] = {}
+
+    def put_blob(self, data: bytes) -> BlobDigest:
+        """Keep a blob and return its digest."""
+        digest = blob_digest(data)
+        self.blobs[digest] = data
+        return digest
+
+    def read_blob(self, digest: BlobDigest) -> bytes:
+        """Return a blob that was put."""
+        return self.blobs[digest]

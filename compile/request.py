@@ -1,0 +1,79 @@
+"""Key: what one compile was asked for, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pwcc.cache.errors import UsageError
+from pwcc.compile.build_factors import BuildOptions
+from pwcc.compile.inputs import InputSpec
+from pwcc.compile.target import Target, target_of
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that one compile was asked for. ``sizes`` are ascending; ``max_tokens`` bounds the range."""
+
+    specs: tuple[InputSpec, ...]
+    sizes: tuple[int, ...]
+    max_tokens: int
+    target: Target
+    identity: str
+    args: Mapping[str, object]
+    options: BuildOptions
+    profile: str | None
+    build_observed: bool
+
+
+def make_request(
+    model: nn.Module,
+    *,
+    specs: tuple[InputSpec, ...],
+    sizes: Sequence[int],
+    max_tokens: int,
+    device: torch.device | str,
+    identity: str,
+    args: Mapping[str, object] | None,
+    splitting_ops: Sequence[str],
+    autotune: bool,
+    cpu_isa: str,
+    profile: str | None,
+    build_observed: bool,
+) -> Request:
+    """Check the arguments of ``precompile`` and return them as one value.
+
+    Raises:
+        UsageError: sizes outside ``1..max_tokens``, a model in training mode, a device torch does not see.
+    """
+    if max_tokens < 1:
+        raise UsageError(f"expected --max-tokens of at least 1, got {max_tokens}")
+    wrong = [size for size in sizes if not 1 <= size <= max_tokens]
+    if wrong:
+        raise UsageError(f"expected sizes within 1..{max_tokens}, got {wrong[0]}", hint="raise --max-tokens")
+    if model.training:
+        raise UsageError("expected a model in eval mode", hint="call model.eval()")
+    target = target_of(device)
+    options = BuildOptions(
+        sizes=tuple(sorted(set(sizes))),
+        max_tokens=max_tokens,
+        splitting_ops=tuple(splitting_ops),
+        autotune=autotune,
+        cpu_isa=cpu_isa if target.device.type == "cpu" else None,
+        inputs=tuple(str(spec) for spec in specs),
+        profile=profile,
+    )
+    return Request(
+        specs=specs,
+        sizes=options.sizes,
+        max_tokens=max_tokens,
+        target=target,
+        identity=identity,
+        args=dict(args or {}),
+        options=options,
+        profile=profile,
+        build_observed=build_observed,
+    )

@@ -1,0 +1,1 @@
+"""Loading sealed pieces: no compiler imported."""

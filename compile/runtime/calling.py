@@ -1,0 +1,388 @@
+"""Artifact: the calling convention of a program, checked before anything compiled runs.
+
+Parameters are checked for arity, None-ness, dtype, device, layout and constants; sizes against the
+symbols' ranges and the recorded shape predicates. Sizes that were accepted once are remembered, so
+that the steady state costs one set look-up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pwcc.cache import strict
+from pwcc.cache.errors import ArgumentError, CorruptEntry, GuardViolation, SizeError
+from pwcc.compile.runtime.expressions import compile_expressions
+
+Dim = int | str
+MAX_REMEMBERED_SIZES = 65_536  # one per distinct size tuple; a server's token counts are bounded by max_tokens
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of ``forward``: a tensor with symbolic shape and stride, or a constant (None, scalar)."""
+
+    name: str
+    kind: str
+    dtype: str = ""
+    device: str = ""
+    shape: tuple[Dim, ...] = ()
+    stride: tuple[Dim, ...] = ()
+    value: object = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the canonical form."""
+        if self.kind == "constant":
+            return {"name": self.name, "kind": self.kind, "value": self.value}
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "dtype": self.dtype,
+            "device": self.device,
+            "shape": list(self.shape),
+            "stride": list(self.stride),
+        }
+
+
+@dataclass(frozen=True)
+class SizeSymbol:
+    """A size symbol: read from dimension ``dim`` of tensor parameter ``parameter``; inclusive range."""
+
+    name: str
+    parameter: int
+    dim: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class ShapePredicate:
+    """A condition in the symbols that must hold, and the user's source line that asked for it."""
+
+    text: str
+    where: str | None
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of the model that the program reads: all its names (the first binds it) and its layout."""
+
+    names: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def to_json(self) -> dict[str, strict.Json]:
+        """Return the canonical form."""
+        return {
+            "names": list(self.names),
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "stride": list(self.stride),
+        }
+
+
+@dataclass(frozen=True)
+class CallingConvention:
+    """How a program is called: parameters in signature order, symbols, predicates, weights, output template."""
+
+    parameters: tuple[Parameter, ...]
+    symbols: tuple[SizeSymbol, ...]
+    predicates: tuple[ShapePredicate, ...]
+    weights: tuple[Weight, ...] = ()
+    output: object = field(hash=False, default=None)
+
+    def to_bytes(self) -> bytes:
+        """Serialise canonically."""
+        return strict.canonical(
+            {
+                "parameters": [parameter.to_json() for parameter in self.parameters],
+                "symbols": [
+                    {"name": s.name, "parameter": s.parameter, "dim": s.dim, "low": s.low, "high": s.high}
+                    for s in self.symbols
+                ],
+                "predicates": [{"text": p.text, "where": p.where} for p in self.predicates],
+                "weights": [weight.to_json() for weight in self.weights],
+                "output": self.output,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str) -> CallingConvention:
+        """Parse strictly.
+
+        Raises:
+            CorruptEntry: any field of the wrong form.
+        """
+        fields = strict.Fields(strict.loads(data, where=where), where)
+        convention = cls(
+            parameters=fields.list_("parameters", _parse_parameter, max_items=1000),
+            symbols=fields.list_("symbols", _parse_symbol, max_items=64),
+            predicates=fields.list_("predicates", _parse_predicate),
+            weights=fields.list_("weights", _parse_weight),
+            output=fields.take("output"),
+        )
+        fields.done()
+        for symbol in convention.symbols:
+            if symbol.parameter >= len(convention.parameters):
+                raise CorruptEntry(f"symbol {symbol.name} names no parameter", where=where)
+        return convention
+
+
+def _parse_parameter(value: object, where: str) -> Parameter:
+    fields = strict.Fields(value, where)
+    name, kind = fields.str_("name"), fields.str_("kind")
+    if kind == "constant":
+        parameter = Parameter(name, kind, value=fields.take("value"))
+    elif kind == "tensor":
+        parameter = Parameter(
+            name,
+            kind,
+            dtype=fields.str_("dtype"),
+            device=fields.str_("device"),
+            shape=fields.list_("shape", _parse_dim, max_items=64),
+            stride=fields.list_("stride", _parse_dim, max_items=64),
+        )
+    else:
+        fields.fail("kind", "'tensor' or 'constant'", kind)
+    fields.done()
+    return parameter
+
+
+def _parse_dim(value: object, where: str) -> Dim:
+    return value if isinstance(value, str) else strict.as_int(value, where)
+
+
+def _parse_symbol(value: object, where: str) -> SizeSymbol:
+    fields = strict.Fields(value, where)
+    symbol = SizeSymbol(
+        fields.str_("name"),
+        fields.int_("parameter"),
+        fields.int_("dim"),
+        fields.int_("low"),
+        fields.int_("high"),
+    )
+    fields.done()
+    return symbol
+
+
+def _parse_weight(value: object, where: str) -> Weight:
+    fields = strict.Fields(value, where)
+    weight = Weight(
+        fields.list_("names", strict.as_str, max_items=1000),
+        fields.str_("dtype"),
+        fields.list_("shape", strict.as_int, max_items=64),
+        fields.list_("stride", strict.as_int, max_items=64),
+    )
+    fields.done()
+    if not weight.names:
+        raise CorruptEntry("a weight without a name", where=where)
+    return weight
+
+
+def _parse_predicate(value: object, where: str) -> ShapePredicate:
+    fields = strict.Fields(value, where)
+    predicate = ShapePredicate(fields.str_("text"), fields.opt_str("where"))
+    fields.done()
+    return predicate
+
+
+class Binder:
+    """Turns a call's arguments into flat tensors and checked sizes.
+
+    ``bind(args, kwargs)`` returns ``(tensors, sizes)``: the tensor arguments in signature order and
+    the symbols' values. Raises :class:`ArgumentError`, :class:`SizeError` or :class:`GuardViolation`.
+    """
+
+    def __init__(self, convention: CallingConvention, device: torch.device) -> None:
+        self._convention = convention
+        self._names = [parameter.name for parameter in convention.parameters]
+        self._device = device
+        self._tensor_parameters = [
+            (index, parameter, getattr(torch, parameter.dtype))
+            for index, parameter in enumerate(convention.parameters)
+            if parameter.kind == "tensor"
+        ]
+        self._constants = [
+            (index, parameter)
+            for index, parameter in enumerate(convention.parameters)
+            if parameter.kind == "constant"
+        ]
+        names = [symbol.name for symbol in convention.symbols]
+        dims = [dim for _, parameter, _ in self._tensor_parameters for dim in parameter.shape]
+        strides = [dim for _, parameter, _ in self._tensor_parameters for dim in parameter.stride]
+        self._shapes = compile_expressions(dims, names)
+        self._strides = compile_expressions(strides, names)
+        self._predicates = compile_expressions([predicate.text for predicate in convention.predicates], names)
+        position = {index: slot for slot, (index, _, _) in enumerate(self._tensor_parameters)}
+        self._symbol_slots = [(position[symbol.parameter], symbol.dim) for symbol in convention.symbols]
+        self._accepted: dict[tuple[object, ...], tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = {}
+
+    def bind(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+        """Check one call."""
+        if kwargs or len(args) != len(self._names):
+            args = self._arrange(args, kwargs)
+        for index, parameter in self._constants:
+            if args[index] != parameter.value or type(args[index]) is not type(parameter.value):
+                raise ArgumentError(
+                    f"argument {parameter.name!r} was compiled as {parameter.value!r}, got {args[index]!r}",
+                    hint="compile an entry for this value",
+                )
+        tensors: list[torch.Tensor] = []
+        for index, parameter, dtype in self._tensor_parameters:
+            tensor = args[index]
+            if not isinstance(tensor, torch.Tensor):
+                raise ArgumentError(
+                    f"argument {parameter.name!r} was compiled as a tensor, got {type(tensor).__name__}"
+                )
+            if tensor.dtype is not dtype or tensor.device != self._device:
+                raise ArgumentError(
+                    f"argument {parameter.name!r}: expected {parameter.dtype} on {self._device}, "
+                    f"got {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+                )
+            tensors.append(tensor)
+        shapes = tuple(tensor.shape for tensor in tensors)
+        accepted = self._accepted.get(shapes)
+        if accepted is None:
+            accepted = self._accept(shapes, tensors)
+        sizes, strides = accepted
+        for tensor, stride in zip(tensors, strides, strict=True):
+            if tensor.stride() != stride:
+                self._check_stride(tensor, stride, tensors)
+        return tensors, sizes
+
+    def _arrange(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+        if len(args) > len(self._names):
+            raise ArgumentError(f"expected at most {len(self._names)} arguments {self._names}, got {len(args)}")
+        filled = dict(zip(self._names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in self._names:
+                raise ArgumentError(f"unexpected argument {name!r}; expected {self._names}")
+            if name in filled:
+                raise ArgumentError(f"argument {name!r} given twice")
+            filled[name] = value
+        for _, parameter in self._constants:
+            filled.setdefault(parameter.name, parameter.value)
+        missing = [name for name in self._names if name not in filled]
+        if missing:
+            raise ArgumentError(f"missing arguments {missing}; expected {self._names}")
+        return [filled[name] for name in self._names]
+
+    def _accept(
+        self, shapes: tuple[torch.Size, ...], tensors: Sequence[torch.Tensor]
+    ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        for shape, (_, parameter, _) in zip(shapes, self._tensor_parameters, strict=True):
+            if len(shape) != len(parameter.shape):
+                raise ArgumentError(
+                    f"argument {parameter.name!r}: expected {len(parameter.shape)} dimensions, "
+                    f"got {tuple(shape)}"
+                )
+        sizes = tuple(shapes[slot][dim] for slot, dim in self._symbol_slots)
+        for symbol, size in zip(self._convention.symbols, sizes, strict=True):
+            if not symbol.low <= size <= symbol.high:
+                raise SizeError(
+                    f"size {size} of {self._names[symbol.parameter]!r} (dimension {symbol.dim}) is outside "
+                    f"the compiled range [{symbol.low}, {symbol.high}]",
+                    hint="compile with a larger --max-tokens, or split the batch",
+                )
+        expected = iter(self._shapes(*sizes))
+        for shape, (_, parameter, _) in zip(shapes, self._tensor_parameters, strict=True):
+            wanted = tuple(next(expected) for _ in shape)
+            if tuple(shape) != wanted:
+                raise ArgumentError(
+                    f"argument {parameter.name!r}: expected shape {wanted} ({list(parameter.shape)}), "
+                    f"got {tuple(shape)}"
+                )
+        for predicate, holds in zip(self._convention.predicates, self._predicates(*sizes), strict=True):
+            if not holds:
+                named = {s.name: size for s, size in zip(self._convention.symbols, sizes, strict=True)}
+                raise GuardViolation(
+                    f"the compiled code holds only where {predicate.text}; this call has {named}",
+                    where=predicate.where,
+                    hint="compile an entry for this size",
+                )
+        strides = iter(self._strides(*sizes))
+        accepted = (sizes, tuple(tuple(next(strides) for _ in shape) for shape in shapes))
+        if len(self._accepted) < MAX_REMEMBERED_SIZES:
+            self._accepted[shapes] = accepted
+        return accepted
+
+    def _check_stride(
+        self, tensor: torch.Tensor, stride: tuple[int, ...], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """Strides of size-1 dimensions are free; any other difference is an error."""
+        wrong = any(
+            size > 1 and got != wanted
+            for size, got, wanted in zip(tensor.shape, tensor.stride(), stride, strict=True)
+        )
+        if wrong and tensor.numel():
+            slot = next(index for index, item in enumerate(tensors) if item is tensor)
+            raise ArgumentError(
+                f"argument {self._tensor_parameters[slot][1].name!r}: expected stride {stride}, "
+                f"got {tensor.stride()}",
+                hint="pass a tensor of the compiled layout, such as x.contiguous()",
+            )
+
+
+# --- output template -------------------------------------------------------------------------------
+
+
+def build_output(template: object) -> Callable[[Sequence[object], Sequence[object], Sequence[object]], object]:
+    """Compile an output template to a function of (graph outputs, tensor arguments, weights).
+
+    Templates: ``{"output": i}``, ``{"argument": i}``, ``{"weight": i}``, ``{"constant": x}``,
+    ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": [[key, t], ...]}`` and
+    ``{"class": "module:qualname", "fields": [[name, t], ...]}`` for dataclasses, mappings with a
+    constructor by keyword (Hugging Face's ModelOutput) and named tuples.
+    """
+    if not isinstance(template, dict):
+        raise CorruptEntry("expected an output template")
+    if "class" in template:
+        return _build_class(template)
+    if len(template) != 1:
+        raise CorruptEntry("expected an output template of one key")
+    ((tag, held),) = template.items()
+    match tag:
+        case "output":
+            return lambda outputs, arguments, weights: outputs[held]
+        case "argument":
+            return lambda outputs, arguments, weights: arguments[held]
+        case "weight":
+            return lambda outputs, arguments, weights: weights[held]
+        case "constant":
+            return lambda outputs, arguments, weights: held
+        case "tuple" | "list":
+            items = [build_output(item) for item in held]
+            kind = tuple if tag == "tuple" else list
+            return lambda outputs, arguments, weights: kind(item(outputs, arguments, weights) for item in items)
+        case "dict":
+            pairs = [(key, build_output(item)) for key, item in held]
+            return lambda outputs, arguments, weights: {
+                key: item(outputs, arguments, weights) for key, item in pairs
+            }
+        case _:
+            raise CorruptEntry(f"unknown output template {tag!r}")
+
+
+def _build_class(
+    template: Mapping[str, object],
+) -> Callable[[Sequence[object], Sequence[object], Sequence[object]], object]:
+    module, _, qualname = str(template["class"]).partition(":")
+    found: object = sys.modules.get(module)  # never imported from here: the live model brought it
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise CorruptEntry(f"the output's class {template['class']!r} is not in this process")
+    held = template["fields"]
+    if not isinstance(held, list):
+        raise CorruptEntry("expected a list of fields")
+    fields = [(name, build_output(item)) for name, item in held]
+    constructor: Callable[..., object] = found
+    return lambda outputs, arguments, weights: constructor(
+        **{name: item(outputs, arguments, weights) for name, item in fields}
+    )

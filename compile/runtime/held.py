@@ -1,0 +1,69 @@
+"""Artifact: the tensors that a live model holds, and binding a program's weights to them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from pwcc.cache.errors import CacheMiss
+from pwcc.compile.runtime.calling import Weight
+
+ALIGNMENT = 16  # bytes; what Inductor assumes of CUDA inputs (GPU_ALIGN_BYTES)
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every (name, tensor) that a module holds: parameters, buffers, plain tensor attributes."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{prefix}.{name}" if prefix else name, value
+
+
+def bind_weights(model: nn.Module, weights: Sequence[Weight], device: torch.device) -> list[torch.Tensor]:
+    """Return the live model's tensors in program order.
+
+    Raises:
+        CacheMiss: a name is gone, tied names are no longer one tensor, or a tensor's dtype, shape,
+            layout, device or alignment is not what was compiled; names the tensor.
+    """
+    held = dict(named_tensors(model))
+    return [_bind(weight, held, device) for weight in weights]
+
+
+def _bind(weight: Weight, held: dict[str, torch.Tensor], device: torch.device) -> torch.Tensor:
+    name = weight.names[0]
+    tensor = held.get(name)
+    if tensor is None:
+        raise CacheMiss(f"expected a tensor {name!r} in the model, found none", hint="compile this model")
+    for other in weight.names[1:]:
+        twin = held.get(other)
+        if twin is not tensor and (twin is None or twin.data_ptr() != tensor.data_ptr()):
+            raise CacheMiss(f"{name!r} and {other!r} were one tensor when compiled, and are two here")
+    found = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if found != (weight.dtype, weight.shape):
+        raise CacheMiss(
+            f"{name!r}: expected {weight.dtype} {weight.shape}, got {found[0]} {found[1]}",
+            hint="compile this model",
+        )
+    if tensor.device != device:
+        raise CacheMiss(f"{name!r}: expected it on {device}, got {tensor.device}", hint="move the model first")
+    if not _same_layout(tensor, weight.stride):
+        raise CacheMiss(
+            f"{name!r}: expected stride {weight.stride}, got {tensor.stride()}", hint="make it contiguous"
+        )
+    if device.type == "cuda" and tensor.data_ptr() % ALIGNMENT:
+        raise CacheMiss(f"{name!r} does not start at a multiple of {ALIGNMENT} bytes", hint="clone it")
+    return tensor.detach()
+
+
+def _same_layout(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
+    if tensor.stride() == stride or not tensor.numel():
+        return True
+    return all(
+        size == 1 or got == wanted
+        for size, got, wanted in zip(tensor.shape, tensor.stride(), stride, strict=True)
+    )

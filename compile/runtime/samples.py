@@ -1,0 +1,129 @@
+"""Artifact: seeded sample inputs of a piece and the error measures that its numerics record holds.
+
+Used when a piece is compiled (warm-up, tuning, check) and again by ``pwcc load --check``, so that both
+see the same values on the same kind of device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pwcc.compile.piece_graph import REDUCED, PieceGraph, SymbolInput, TensorInput
+from pwcc.compile.runtime.expressions import compile_expressions
+
+MAX_INDEX = 1024
+
+
+def sample_inputs(graph: PieceGraph, size: int, device: torch.device, *, seed: int) -> list[object]:
+    """Return one list of inputs: every symbol is ``size``; values come from a generator on ``device``.
+
+    Matrices whose shape is fixed are taken for weights and scaled by 1/sqrt(columns), vectors of fixed
+    shape lie around 1; all else is standard normal. Integers are drawn below the smallest leading
+    dimension of the fixed inputs, at most 1,024, so that they may index any of them.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    symbols = graph.symbols
+    sizes = [size] * len(symbols)
+    bound = _index_bound(graph)
+    inputs: list[object] = []
+    for item in graph.inputs:
+        if isinstance(item, SymbolInput):
+            inputs.append(size)
+            continue
+        shape = compile_expressions(item.shape, symbols)(*sizes)
+        stride = compile_expressions(item.stride, symbols)(*sizes)
+        (offset,) = compile_expressions((item.offset,), symbols)(*sizes)
+        elements = offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+        elements = 0 if 0 in shape else elements
+        where = device if item.device == device.type else torch.device(item.device)
+        own = generator if where == device else torch.Generator(where).manual_seed(seed)
+        flat = _values(item, shape, elements, bound, where, own)
+        inputs.append(flat.as_strided(shape, stride, offset if elements else 0))
+    return inputs
+
+
+def _values(
+    item: TensorInput,
+    shape: Sequence[int],
+    elements: int,
+    bound: int,
+    device: torch.device,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, item.dtype)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, (elements,), device=device, generator=generator).bool()
+    if not dtype.is_floating_point:
+        return torch.randint(0, bound, (elements,), device=device, generator=generator, dtype=torch.int64).to(
+            dtype
+        )
+    drawn = torch.empty(elements, device=device, dtype=torch.float32 if dtype.itemsize < 4 else dtype)
+    drawn.normal_(generator=generator)
+    fixed = not any(isinstance(dim, str) for dim in item.shape)
+    if fixed and len(shape) >= 2:
+        drawn.mul_(1 / math.sqrt(max(shape[-1], 1)))
+    elif fixed and len(shape) == 1:
+        drawn.mul_(0.1).add_(1)
+    return drawn.to(dtype)
+
+
+def _index_bound(graph: PieceGraph) -> int:
+    leading = [
+        item.shape[0]
+        for item in graph.inputs
+        if isinstance(item, TensorInput) and len(item.shape) >= 2 and isinstance(item.shape[0], int)
+    ]
+    return max(1, min([MAX_INDEX, *leading]))
+
+
+def upcast(inputs: Sequence[object]) -> list[object]:
+    """Return the inputs with reduced-precision tensors as float32, each a fresh copy."""
+    return [_upcast(item) if isinstance(item, torch.Tensor) else item for item in inputs]
+
+
+def _upcast(tensor: torch.Tensor) -> torch.Tensor:
+    reduced = str(tensor.dtype).removeprefix("torch.") in REDUCED
+    return tensor.float() if reduced else tensor.clone(memory_format=torch.preserve_format)
+
+
+def copies(inputs: Sequence[object]) -> list[object]:
+    """Return a fresh list whose tensors are copies of the same layout."""
+    return [
+        torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device).copy_(item)
+        if isinstance(item, torch.Tensor)
+        else item
+        for item in inputs
+    ]
+
+
+def relative_error(got: Sequence[object], reference: Sequence[object]) -> float:
+    """Return the largest ||got - reference|| / ||reference|| over the outputs (Frobenius, in float64).
+
+    NaN or infinity in one but not the other gives infinity; integers must be equal.
+    """
+    worst = 0.0
+    for ours, theirs in zip(got, reference, strict=True):
+        if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+            worst = max(worst, 0.0 if ours == theirs else math.inf)
+        elif ours.shape != theirs.shape:
+            return math.inf
+        elif ours.numel():
+            worst = max(worst, _tensor_error(ours, theirs))
+    return worst
+
+
+def _tensor_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    if not theirs.is_floating_point():
+        return 0.0 if torch.equal(ours, theirs.to(ours.dtype)) else math.inf
+    finite = torch.isfinite(theirs)
+    if not torch.equal(torch.isfinite(ours), finite):
+        return math.inf
+    wanted = torch.where(finite, theirs, 0).double()
+    difference = torch.linalg.vector_norm(torch.where(finite, ours, 0).double() - wanted)
+    scale = torch.linalg.vector_norm(wanted)
+    if scale == 0:
+        return 0.0 if difference == 0 else math.inf
+    return float(difference / scale)

@@ -1,0 +1,1 @@
+"""Sealing: what Inductor made for a piece becomes a lean program, machine code and a record."""

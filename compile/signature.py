@@ -1,0 +1,28 @@
+"""Key: the parameters of a model's ``forward``, by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from torch import nn
+
+from pwcc.cache.errors import TraceError
+
+
+def parameter_names(model: nn.Module) -> list[str]:
+    """Return the parameters of ``forward`` in order.
+
+    Raises:
+        TraceError: ``forward`` takes ``*args``.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
+        raise TraceError("forward takes *args; pwcc needs named parameters", where=definition(model.forward))
+    return [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+
+
+def definition(function: Callable[..., object]) -> str | None:
+    """Return ``file:line in name`` of a function, or None for one without Python code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code else None

@@ -1,0 +1,126 @@
+"""Key: the device class and torch build that code is made for, read the same way by compile and load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pwcc.cache import host
+from pwcc.cache.errors import UsageError
+from pwcc.cache.manifest import DeviceSummary
+from pwcc.cache.requirements import Requirement
+from pwcc.compile.torch_private import cuda
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device class: what of a device decides whether code made for it runs and is tuned for it."""
+
+    device: torch.device
+    name: str | None
+    capability: str | None
+    cuda: str | None
+
+    @property
+    def summary(self) -> DeviceSummary:
+        """The part that a manifest shows."""
+        return DeviceSummary(type=self.device.type, name=self.name, capability=self.capability)
+
+    def factors(self) -> dict[str, object]:
+        """The part that a key holds: no index, no driver."""
+        return {
+            "type": self.device.type,
+            "name": self.name,
+            "capability": self.capability,
+            "cuda": self.cuda,
+            "machine": host.read_host().machine if self.device.type == "cpu" else None,
+        }
+
+
+def target_of(device: torch.device | str) -> Target:
+    """Describe a device of this process.
+
+    Raises:
+        UsageError: the device is neither ``cpu`` nor ``cuda``, or torch does not see it.
+    """
+    wanted = torch.device(device)
+    if wanted.type == "cpu":
+        return Target(torch.device("cpu"), None, None, None)
+    if wanted.type != "cuda":
+        raise UsageError(f"expected a cpu or cuda device, got {wanted}")
+    if not torch.cuda.is_available():
+        raise UsageError(f"expected a CUDA device for {wanted}, but torch sees none", hint="use --device cpu")
+    index = torch.cuda.current_device() if wanted.index is None else wanted.index
+    if index >= torch.cuda.device_count():
+        raise UsageError(f"expected a CUDA device below {torch.cuda.device_count()}, got {wanted}")
+    major, minor = torch.cuda.get_device_capability(index)
+    return Target(
+        torch.device("cuda", index), torch.cuda.get_device_name(index), f"{major}.{minor}", torch.version.cuda
+    )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the one device that a model's tensors lie on.
+
+    Raises:
+        UsageError: they lie on several, on the meta device, or there is none.
+    """
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    if len(devices) != 1 or next(iter(devices)).type == "meta":
+        found = ", ".join(sorted(str(device) for device in devices)) or "none"
+        raise UsageError(
+            f"expected a model whose tensors are all on one device, got {found}",
+            hint="move or materialise the model first; sharding one model over devices is not supported",
+        )
+    return next(iter(devices))
+
+
+def torch_build() -> str:
+    """Return torch's version and git hash: a sealed piece calls private helpers of that very build."""
+    return f"{torch.__version__} {torch.version.git_version}"
+
+
+def host_facts(target: Target) -> dict[str, object]:
+    """Return this host's facts by requirement kind."""
+    driver = cuda.driver_version() if target.device.type == "cuda" else None
+    return {
+        **host.read_host().facts(),
+        "torch": torch_build(),
+        "cuda_capability": target.capability,
+        "cuda_device_name": target.name,
+        "cuda_version": driver,
+    }
+
+
+def base_requirements(target: Target) -> tuple[Requirement, ...]:
+    """Return what every entry for ``target`` requires of a host, beside what its kernels need."""
+    facts = host.read_host()
+    common = (
+        Requirement("machine", facts.machine),
+        Requirement("os", facts.os),
+        Requirement("byte_order", facts.byte_order),
+        Requirement("torch", torch_build()),
+    )
+    if target.device.type == "cpu":
+        return common
+    return (
+        *common,
+        Requirement("cuda_capability", target.capability or ""),
+        Requirement("cuda_version", target.cuda or ""),
+    )
+
+
+def lookup_factors(
+    tree_digest: str, target: Target, numeric: Mapping[str, object], names: list[str]
+) -> dict[str, object]:
+    """Return what a serving host knows without a compiler: the lookup key's factors."""
+    return {
+        "model tree": tree_digest,
+        "arguments": names,
+        "torch": torch_build(),
+        "device": target.factors(),
+        "numeric state": dict(numeric),
+    }

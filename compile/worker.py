@@ -1,0 +1,34 @@
+"""Artifact: a compile worker process: one task per line on stdin, one answer per line on stdout."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pwcc.cache.errors import PwccError
+from pwcc.compile.piece_compiler import MemoryBlobs, PieceTask, compile_piece
+from pwcc.compile.workers import encode_answer, encode_failure
+
+
+def main() -> int:
+    """Serve tasks until stdin closes. Arguments: scratch directory, tuning lock file."""
+    scratch, tune_lock = Path(sys.argv[1]), Path(sys.argv[2])
+    # Compilers print; the answers' channel must hold nothing else.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with answers:
+        for line in sys.stdin.buffer:
+            blobs = MemoryBlobs()
+            try:
+                result = compile_piece(PieceTask.from_bytes(line), blobs, scratch=scratch, tune_lock=tune_lock)
+                answer = encode_answer(result, blobs.blobs)
+            except PwccError as error:
+                answer = encode_failure(error)
+            answers.write(answer + b"\n")
+            answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
