@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from pwcc.cache.strict import Json
 from pwcc.compile.torch_private.counters import CompilerCounts, CounterWindow
@@ -300,6 +300,20 @@ class _Finder:
         return None
 
 
+_Callback = Callable[[str, tuple[object, ...]], object]
+_IGNORE: Final[_Callback] = {}.get  # any C function that takes two arguments and never raises
+
+
+class _Hook:
+    """The audit hook. Its ``__call__`` is exchanged, since Dynamo sees the frame of a Python function.
+
+    It would count that frame (``counters["frames"]``) in the first traced function of a process that has
+    loaded something long before, wherever an audited ``id()`` happens inside.
+    """
+
+    __call__: ClassVar[_Callback] = _IGNORE
+
+
 # An audit hook is for the process and for good, so what it serves is one per process as well.
 _lock = threading.Lock()
 _active: tuple[LoadObserver, ...] = ()
@@ -307,10 +321,8 @@ _probes: list[None] = []
 _hooked: bool | None = None  # None until the first attempt: two hooks would count everything twice
 
 
-def _hook(name: str, arguments: tuple[object, ...]) -> None:
+def _notice(name: str, arguments: tuple[object, ...]) -> None:
     """Note an audit event. Must not raise: an exception would stop the audited operation."""
-    if not _active:
-        return
     if name == "open":
         flags = arguments[2] if len(arguments) > 2 else 0
         if not isinstance(flags, int) or not flags & _WRITE_FLAGS:
@@ -330,9 +342,10 @@ def _activate(observer: LoadObserver) -> bool:
     global _active, _hooked  # noqa: PLW0603 - see above
     with _lock:
         _active = (*_active, observer)
+        _Hook.__call__ = staticmethod(_notice)
         if _hooked is None:
             _hooked = False
-            sys.addaudithook(_hook)
+            sys.addaudithook(_Hook())
             sys.audit(_PROBE)
             _hooked = bool(_probes)
         return _hooked
@@ -342,6 +355,8 @@ def _deactivate(observer: LoadObserver) -> None:
     global _active  # noqa: PLW0603 - see above
     with _lock:
         _active = tuple(kept for kept in _active if kept is not observer)
+        if not _active:
+            _Hook.__call__ = _IGNORE
 
 
 def _children() -> frozenset[int]:
@@ -399,7 +414,7 @@ def _path(event: _Event) -> str | None:
     if not 0 <= index < len(event.arguments):
         return None
     subject = event.arguments[index]
-    if not isinstance(subject, (str, bytes)):
+    if not isinstance(subject, (str, bytes, os.PathLike)):  # os.symlink passes on a path object as it is
         return None  # a descriptor: the event that opened it has been seen, or it is a memory file
     path = os.fsdecode(subject)
     if path.startswith("/proc/") or (path.startswith("/dev/") and not path.startswith("/dev/shm/")):  # noqa: S108
@@ -416,7 +431,7 @@ def _is_bytecode(path: str) -> bool:
 
 def _subject(event: _Event) -> str:
     subject = event.arguments[0] if event.arguments else event.name
-    return _printable(os.fsdecode(subject) if isinstance(subject, (str, bytes)) else str(subject))
+    return _printable(os.fsdecode(subject) if isinstance(subject, bytes) else str(subject))
 
 
 def _printable(text: str) -> str:

@@ -21,6 +21,7 @@ from pwcc.cache import strict
 from pwcc.cache.errors import CorruptEntry, PieceCompileError, PwccError
 from pwcc.cache.ids import BlobDigest
 from pwcc.compile.piece_compiler import Blobs, PieceResult, PieceTask, compile_piece
+from pwcc.compile.torch_private.inductor import fresh_workers
 
 # One worker holds torch, Inductor and g++ or Triton: 1.2 GiB seen at the peak of a CPU compile.
 WORKER_BYTES = 2 * 2**30
@@ -52,9 +53,10 @@ def run_tasks(
     """
     if jobs <= 1 or len(tasks) <= 1:
         results: list[PieceResult] = []
-        for index, task in enumerate(tasks):
-            results.append(compile_piece(task, blobs, scratch=scratch))
-            on_done(index, results[-1])
+        with fresh_workers(scratch):
+            for index, task in enumerate(tasks):
+                results.append(compile_piece(task, blobs, scratch=scratch))
+                on_done(index, results[-1])
         return results
     return _Pool(tasks, blobs, min(jobs, len(tasks)), scratch, on_done).run()
 

@@ -18,7 +18,8 @@ compiler is imported, no process is started, no file is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -71,13 +72,24 @@ class PieceLoader:
         if record.device_type != self._device_type:
             raise CorruptEntry(f"expected a piece for {self._device_type}, got one for {record.device_type}")
         kernels: dict[str, object] = {}
-        for kernel in record.kernels:
-            if isinstance(kernel, CppKernel):
-                kernels[kernel.name] = self._kernels.cpp(kernel, self._read_blob)
-            else:
-                kernels[kernel.name] = self._kernels.triton(kernel, self._read_blob, self._index)
-        call = self._bind(record.source)(kernels, self._constants(record), self._index)
+        with self._current_device():
+            for kernel in record.kernels:
+                if isinstance(kernel, CppKernel):
+                    kernels[kernel.name] = self._kernels.cpp(kernel, self._read_blob)
+                else:
+                    kernels[kernel.name] = self._kernels.triton(kernel, self._read_blob, self._index)
+            call = self._bind(record.source)(kernels, self._constants(record), self._index)
         return LoadedPiece(record, realigning(call, record.realigned, record.mutated))
+
+    @contextmanager
+    def _current_device(self) -> Iterator[None]:
+        """Make the device current: the driver loads a cubin into the calling thread's current context."""
+        if self._device_type == "cpu":
+            yield
+            return
+        with torch.cuda.device(self._index):
+            torch.empty(1, device=f"cuda:{self._index}")  # a thread has no context before its first CUDA call
+            yield
 
     def _bind(self, source: BlobDigest) -> Bind:
         found = self._binds.get(source)

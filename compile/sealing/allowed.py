@@ -27,16 +27,22 @@ REFUSED_NAMESPACES: Final = frozenset({"prims", "rngprims", "inductor_prims", "h
 METHODS: Final = frozenset(
     {
         "__floordiv__",
+        "amax",  # these and sum, prod, view, to: the last step of a split reduction over its workspace
+        "amin",
         "as_strided",
         "clear",
         "clone",
         "copy_",
         "item",
+        "prod",
         "record",  # torch.Event, before the host reads a device-to-host copy
         "size",
         "storage_offset",
         "stride",
+        "sum",
         "synchronize",
+        "to",
+        "view",
         "zero_",
     }
 )

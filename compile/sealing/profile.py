@@ -111,7 +111,6 @@ _CUDA: Final[Mapping[str, object]] = {
     "use_static_triton_launcher": True,
     "strict_static_triton_launcher": True,  # a kernel that it refuses fails the compile, by name
     "static_launch_user_defined_triton_kernels": True,
-    "keep_static_cubin_raw": True,
     "triton.store_cubin": False,  # excludes the static launcher; its cubins lie in Triton's cache
     "triton.autotune_at_compile_time": False,  # tuning runs at the first call, on real inputs
     "triton.cooperative_reductions": False,  # their grid barrier needs a cooperative launch

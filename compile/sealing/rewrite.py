@@ -235,6 +235,7 @@ _ALLOWED_NODES: Final = (
     ast.JoinedStr,
     ast.List,
     ast.Name,
+    ast.Slice,
     ast.Subscript,
     ast.Tuple,
     ast.UnaryOp,

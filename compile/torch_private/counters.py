@@ -5,15 +5,17 @@ Imports nothing but the standard library: a counter of a module that is not load
 Run on torch 2.11.0 with triton 3.6.0 and torch 2.13.0 with triton 3.9.0. Private names used (all looked
 up by name; one that is gone reads as 0, which the tests that inject one of each would show):
 
-- ``torch._dynamo.utils.counters``: ``frames.total`` (torch.compile; not ``fullgraph_capture``, not
-  ``torch.export``), ``inductor.fxgraph_cache_*`` (silent when caches are disabled),
+- ``torch._dynamo.utils.counters``: ``inductor.fxgraph_cache_*`` (silent when caches are disabled),
   ``inductor.async_compile_cache_*``, ``inductor.benchmarking.<class>.<method>`` (``benchmark`` and the
-  ``benchmark_cpu`` that it calls count one each), ``inductor.select_algorithm_autotune``.
+  ``benchmark_cpu`` that it calls count one each), ``inductor.select_algorithm_autotune``. Not
+  ``frames.total``: it misses ``fullgraph_capture`` and counts frames that Dynamo looks at and skips.
 - ``torch._dynamo.utils.compilation_time_metrics``: one number per finished run of a phase:
-  ``bytecode_tracing`` (every trace), ``compile_fx_inner`` (every graph, caches or not),
+  ``_compile.compile_inner`` (every compile of torch.compile), ``bytecode_tracing`` (every attempt to
+  trace, restarts too), ``compile_fx_inner`` (every graph, caches or not),
   ``AOTAutogradCache.inductor_load`` (a graph from the cache, which skips the former),
   ``CachingAutotuner.benchmark_all_configs``.
-- ``torch._dynamo.convert_frame.FRAME_COUNTER``: the next frame id (also ``fullgraph_capture``).
+- ``torch._dynamo.convert_frame.FRAME_COUNTER``: the next frame id (also ``fullgraph_capture``; a
+  recompilation keeps its id).
 - ``triton.knobs.compilation.listener`` (both), ``triton.knobs.autotuning.listener`` (3.9).
 
 ``torch._dynamo.reset()`` clears or drops most of these. A window keeps the objects it saw first and adds
@@ -54,8 +56,7 @@ class CounterWindow:
     """
 
     def __init__(self) -> None:
-        self._frames = _Group("counters", "frames")
-        self._inductor = _Group("counters", "inductor")
+        self._inductor = _Group("inductor")
         self._phases = _Phases()
         self._frame_id = _frame_counter()
         self._compiled: list[None] = []
@@ -77,7 +78,7 @@ class CounterWindow:
     def counts(self) -> CompilerCounts:
         """Return what happened since construction."""
         phase, inductor = self._phases.runs, self._inductor
-        frames = max(self._frames.since("total"), _since(_frame_counter(), self._frame_id))
+        frames = max(phase("_compile.compile_inner"), _since(_frame_counter(), self._frame_id))
         graphs = max(
             phase("compile_fx_inner"),
             inductor.since("fxgraph_cache_miss") + inductor.since("fxgraph_cache_bypass"),
@@ -116,8 +117,8 @@ class CounterWindow:
 class _Group:
     """One Counter in ``torch._dynamo.utils.counters``, which may be cleared, or dropped and made anew."""
 
-    def __init__(self, table: str, name: str) -> None:
-        self._table, self._name = table, name
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._first = self._now()
         self._before = dict(self._first)
 
@@ -132,7 +133,7 @@ class _Group:
         return count if now is self._first else count + now.get(key, 0)
 
     def _now(self) -> Mapping[str, int]:
-        found: Mapping[str, int] | None = _table(self._table).get(self._name)
+        found: Mapping[str, int] | None = _table("counters").get(self._name)
         return {} if found is None else found
 
 

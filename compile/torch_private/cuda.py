@@ -1,19 +1,20 @@
-"""The seam to CUDA facts that torch does not publish. Run on torch 2.11.0+cu130."""
+"""The seam to the CUDA driver: what torch does not publish of it.
+
+``cuDriverGetVersion`` is called in the driver library that torch has loaded already; torch 2.11 and 2.13
+have no public call for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
+import ctypes
 
 
 def driver_version() -> str | None:
-    """Return the CUDA version that the installed driver supports, such as ``13.0``; None without CUDA."""
-    read: Callable[[], int] | None = getattr(torch._C, "_cuda_getDriverVersion", None)
-    if read is None:
-        return None
+    """Return the CUDA version that the installed driver supports, such as ``13.0``; None without a driver."""
     try:
-        raw = read()
-    except RuntimeError:
+        library = ctypes.CDLL("libcuda.so.1")
+        version = ctypes.c_int()
+        failed = library.cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
         return None
-    return f"{raw // 1000}.{raw % 1000 // 10}" if raw else None
+    return None if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"

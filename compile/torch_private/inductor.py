@@ -46,11 +46,17 @@ class InductorResult:
 
 @contextlib.contextmanager
 def private_caches(directory: Path) -> Iterator[None]:
-    """Point Inductor's and Triton's own caches at ``directory``; torch reads them from the environment."""
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "inductor")
-    os.environ["TRITON_CACHE_DIR"] = str(directory / "triton")
+    """Set what Inductor and Triton read from the environment only: their directories, and no line info.
+
+    Cubins with line info name the builder's paths.
+    """
+    wanted = {
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+        "TRITON_CACHE_DIR": str(directory / "triton"),
+        "TRITON_DISABLE_LINE_INFO": "1",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
@@ -59,6 +65,26 @@ def private_caches(directory: Path) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def fresh_workers(directory: Path) -> Iterator[None]:
+    """Run with Inductor worker processes that know only ``directory``; none outlives the context.
+
+    Worker processes keep the environment they were started with, so ones from before must go.
+    """
+    with private_caches(directory):
+        _stop_workers()
+        try:
+            yield
+        finally:
+            _stop_workers()
+
+
+def _stop_workers() -> None:
+    module: Any = sys.modules.get("torch._inductor.async_compile")
+    if module is not None:
+        module.shutdown_compile_workers()
 
 
 def compile_graph(
