@@ -90,7 +90,10 @@ class EntryWriter:
                 strict.canonical({"programs": [self._numerics(i, put) for i in self.traced]})
             ),
             programs=programs,
-            counts={"kernels": sum(result.kernels for result in self.results.values())},
+            counts={
+                "kernels": sum(result.kernels for result in self.results.values()),
+                "segments": sum(item.program.segments for item in self.traced),
+            },
             blobs=dict(sorted(put.sizes.items())),
         )
 

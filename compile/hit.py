@@ -62,7 +62,11 @@ def hit_report(found: tuple[Manifest, Path], request: Request, seconds: float) -
         parameter_bytes=manifest.model.parameter_bytes,
     )
     counters = CompileCounters(
-        pieces=len(plan.pieces), unique_pieces=len(unique), splits=plan.splits, variants=len(plan.variants)
+        pieces=manifest.counts.get("segments", 0),
+        compiled_pieces=len(plan.pieces),
+        unique_pieces=len(unique),
+        splits=plan.splits,
+        variants=len(plan.variants),
     )
     return CompileReport(
         hit=True,

@@ -107,7 +107,8 @@ class Job:
     def _count_plan(self, traced: Sequence[Traced], plan: CompilePlan) -> None:
         counters = self._counters
         counters.graphs_seen = len(traced)
-        counters.pieces = len(plan.pieces)
+        counters.pieces = sum(item.program.segments for item in traced)
+        counters.compiled_pieces = len(plan.pieces)
         counters.unique_pieces = len(plan.unique)
         counters.splits = plan.splits
         counters.variants = len(plan.variants)

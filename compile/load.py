@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +26,12 @@ from pwcc.compile.model_tree import model_tree
 from pwcc.compile.numeric_state import numeric_state
 from pwcc.compile.receipt import LoadObserver
 from pwcc.compile.runtime.calling import Binder, CallingConvention, build_output
-from pwcc.compile.runtime.piece import LoadedPiece, PieceLoader
+from pwcc.compile.runtime.piece import PieceLoader
 from pwcc.compile.runtime.predicates import PredicateSet
 from pwcc.compile.signature import parameter_names
 from pwcc.compile.target import Target, device_of, host_facts, lookup_factors, target_of
 
+READ_THREADS = 4  # reading and hashing run without the interpreter lock; more threads gained nothing
 MAX_NEAREST = 1000  # entries looked at to explain a miss
 
 
@@ -68,7 +72,7 @@ def load(
         CorruptEntry: the entry's files are not what its manifest says.
     """
     root = default_root() if cache_dir is None else Path(cache_dir)
-    with LoadObserver() as observer:
+    with _collector_paused(), LoadObserver() as observer:
         with observer.step("lookup"):
             store = Store.open(root)
             target = target_of(device_of(model))
@@ -87,7 +91,7 @@ def load(
         receipt = observer.receipt(
             entry_key=manifest.entry_key,
             blobs=reader.count,
-            bytes=reader.bytes,
+            bytes=reader.size,
             pieces=sum(len(program.unique) for program in manifest.programs),
             variants=sum(len(program.variants) for program in manifest.programs),
         )
@@ -256,52 +260,59 @@ class _Reader:
         self._store = store
         self._ref = ref
         self._held: dict[BlobDigest, bytes] = {}
-        self.count = 0
-        self.bytes = 0
+        self.records: dict[BlobDigest, SealedPiece] = {}
+
+    @property
+    def count(self) -> int:
+        """Blobs read."""
+        return len(self._held)
+
+    @property
+    def size(self) -> int:
+        """Bytes read."""
+        return sum(len(data) for data in self._held.values())
 
     def fetch(self, manifest: Manifest) -> None:
         """Read what loading needs: programs, records, kernels, constants; not factors or piece graphs."""
-        for program in manifest.programs:
-            self.read(program.stitch)
-            self.read(program.calling)
-            for digest in dict.fromkeys(d for variant in program.variants for d in variant.pieces):
-                record = SealedPiece.from_bytes(self.read(digest), where=f"piece {digest[:12]}")
-                for blob in record.blobs:
-                    self.read(blob)
+        records = dict.fromkeys(d for p in manifest.programs for v in p.variants for d in v.pieces)
+        texts = [digest for program in manifest.programs for digest in (program.stitch, program.calling)]
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            self._fetch([*texts, *records], pool)
+            for digest in records:
+                self.records[digest] = SealedPiece.from_bytes(self._held[digest], where=f"piece {digest[:12]}")
+            self._fetch([blob for record in self.records.values() for blob in record.blobs], pool)
+
+    def _fetch(self, digests: Sequence[BlobDigest], pool: ThreadPoolExecutor) -> None:
+        wanted = [digest for digest in dict.fromkeys(digests) if digest not in self._held]
+        shares = [wanted[start::READ_THREADS] for start in range(READ_THREADS)]
+        for share, held in zip(shares, pool.map(self._read_share, shares), strict=True):
+            self._held.update(zip(share, held, strict=True))
+
+    def _read_share(self, digests: Sequence[BlobDigest]) -> list[bytes]:
+        return [self._read(digest) for digest in digests]
+
+    def _read(self, digest: BlobDigest) -> bytes:
+        try:
+            return self._store.read_blob(digest)
+        except StoreError as error:
+            error.hint = f"entry {self._ref.entry_key} is damaged: remove {self._ref.path} and compile again"
+            raise
 
     def read(self, digest: BlobDigest) -> bytes:
         """Return a blob's verified bytes."""
-        data = self._held.get(digest)
-        if data is None:
-            try:
-                data = self._store.read_blob(digest)
-            except StoreError as error:
-                error.hint = (
-                    f"entry {self._ref.entry_key} is damaged: remove {self._ref.path} and compile again"
-                )
-                raise
-            self._held[digest] = data
-            self.count += 1
-            self.bytes += len(data)
-        return data
+        if digest not in self._held:
+            self._held[digest] = self._read(digest)
+        return self._held[digest]
 
 
 def _load_programs(manifest: Manifest, reader: _Reader, device: torch.device) -> list[LoadedProgram]:
     loader = PieceLoader(reader.read, device)
-    loaded: dict[BlobDigest, LoadedPiece] = {}
-
-    def piece(digest: BlobDigest) -> LoadedPiece:
-        if digest not in loaded:
-            loaded[digest] = loader.load(
-                SealedPiece.from_bytes(reader.read(digest), where=f"piece {digest[:12]}")
-            )
-        return loaded[digest]
-
+    loaded = {digest: loader.load(record) for digest, record in reader.records.items()}
     programs: list[LoadedProgram] = []
     for program in manifest.programs:
         calling = CallingConvention.from_bytes(reader.read(program.calling), where="calling convention")
         variants = tuple(
-            LoadedVariant(v.low, v.high, v.kind == "static", tuple(piece(d) for d in v.pieces))
+            LoadedVariant(v.low, v.high, v.kind == "static", tuple(loaded[d] for d in v.pieces))
             for v in program.variants
         )
         programs.append(
@@ -316,6 +327,18 @@ def _load_programs(manifest: Manifest, reader: _Reader, device: torch.device) ->
             )
         )
     return programs
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause Python's cyclic collector: a full collection over torch's objects costs more than the load."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def compile_stitch(source: bytes) -> Bind:

@@ -9,15 +9,18 @@ import os
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
-from typing import ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
-from pwcc.cache.strict import Json
 from pwcc.compile.torch_private.counters import CompilerCounts, CounterWindow
+
+if TYPE_CHECKING:
+    from pwcc.cache.strict import Json
 
 COMPILER_ROOTS: Final = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 MAX_EVIDENCE: Final = 64  # lines; enough to find a cause, and a receipt stays printable
@@ -234,18 +237,12 @@ class LoadObserver:
         files, bytecode = _files(events)
         children = _children() - self._children if threading.get_native_id() == self._thread else frozenset()
         compiler = tuple(name for name in added if is_compiler_module(name))
-        threads = {thread.ident: f" [thread {thread.name}]" for thread in threading.enumerate()}
-        threads[threading.get_ident()] = ""
+        where = {thread.ident: f" [thread {thread.name}]" for thread in threading.enumerate()}
+        where = defaultdict(lambda: " [ended thread]", where) | {threading.get_ident(): ""}
         evidence = [
-            *(
-                f"started {_subject(event)}" + threads.get(event.thread, " [ended thread]")
-                for event in processes
-            ),
+            *(f"started {_subject(event)}{where[event.thread]}" for event in processes),
             *(f"child process {child}" for child in sorted(children) if len(children) > len(processes)),
-            *(
-                f"wrote {_printable(path)}" + threads.get(event.thread, " [ended thread]")
-                for path, event in files.items()
-            ),
+            *(f"wrote {_printable(path)}{where[event.thread]}" for path, event in files.items()),
             *_asked(events, added),
         ]
         return _Measured(
@@ -301,7 +298,7 @@ class _Finder:
 
 
 _Callback = Callable[[str, tuple[object, ...]], object]
-_IGNORE: Final[_Callback] = {}.get  # any C function that takes two arguments and never raises
+_IGNORE: Final = cast(_Callback, {}.get)  # any C function that takes two arguments and never raises
 
 
 class _Hook:
@@ -345,7 +342,7 @@ def _activate(observer: LoadObserver) -> bool:
         _Hook.__call__ = staticmethod(_notice)
         if _hooked is None:
             _hooked = False
-            sys.addaudithook(_Hook())
+            sys.addaudithook(cast(_Callback, _Hook()))
             sys.audit(_PROBE)
             _hooked = bool(_probes)
         return _hooked

@@ -11,10 +11,15 @@ from pwcc.cache.strict import Json
 
 @dataclass
 class CompileCounters:
-    """Counts of one compile, passed explicitly. Every field starts at 0."""
+    """Counts of one compile, passed explicitly. Every field starts at 0.
+
+    ``pieces`` counts as the field does: all segments that the graph falls into, the eager ones around
+    splitting operations included (2 x layers + 1); ``compiled_pieces`` those that Inductor compiles.
+    """
 
     graphs_seen: int = 0
     pieces: int = 0
+    compiled_pieces: int = 0
     unique_pieces: int = 0
     splits: int = 0
     variants: int = 0

@@ -13,6 +13,8 @@ from pwcc.compile.build_factors import BuildOptions
 from pwcc.compile.inputs import InputSpec
 from pwcc.compile.target import Target, target_of
 
+DEFAULT_MAX_TOKENS = 8192
+
 
 @dataclass(frozen=True)
 class Request:

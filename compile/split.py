@@ -84,6 +84,14 @@ class Program:
     splits: int
 
     @property
+    def segments(self) -> int:
+        """Compiled pieces plus runs of eager calls between them: 2 x layers + 1 for a decoder."""
+        eager = [isinstance(step, EagerStep) for step in self.steps]
+        return len(self.pieces) + sum(
+            now and not before for before, now in zip([False, *eager], eager, strict=False)
+        )
+
+    @property
     def pieces(self) -> tuple[PieceStep, ...]:
         """The piece calls in order."""
         return tuple(step for step in self.steps if isinstance(step, PieceStep))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class Target:
             "name": self.name,
             "capability": self.capability,
             "cuda": self.cuda,
-            "machine": host.read_host().machine if self.device.type == "cpu" else None,
+            "machine": platform.machine() if self.device.type == "cpu" else None,
         }
 
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Final
 
-_BENCHMARKS: Final = ("benchmark_cpu", "benchmark_gpu")
+_BENCHMARKS: Final[tuple[str, ...]] = ("benchmark_cpu", "benchmark_gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class CounterWindow:
         )
 
     def _benchmarks(self) -> int:
-        runs = dict.fromkeys(_BENCHMARKS, 0)
+        runs: dict[str, int] = dict.fromkeys(_BENCHMARKS, 0)
         for key in self._inductor.names():
             kind, _, method = key.rpartition(".")
             if kind.startswith("benchmarking."):

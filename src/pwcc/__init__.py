@@ -1,6 +1,59 @@
 """pwcc: compile a PyTorch model piecewise once, load it elsewhere with nothing compiled.
 
-Importing the package is cheap: torch is imported by the first attribute that needs it.
+Importing the package is cheap: torch is imported by the first name that needs it.
+
+- :func:`precompile`: compile a live model into a cache directory.
+- :func:`load`: find and load the entry that fits a live model on this host; returns a
+  :class:`CompiledModel` whose ``receipt`` is a :class:`LoadReceipt`.
+- :class:`CacheMiss`, :class:`HostMismatch`, :class:`CallError`: what a server handles.
+- :func:`forward_context`: what the attention op reads while a model runs.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from pwcc.cache.errors import CacheMiss, CallError, HostMismatch, PwccError
+
+if TYPE_CHECKING:
+    from pwcc.compile.api import precompile
+    from pwcc.compile.compiled_model import CompiledModel
+    from pwcc.compile.load import load
+    from pwcc.compile.ops.forward_context import forward_context
+    from pwcc.compile.receipt import LoadReceipt
+    from pwcc.compile.report import CompileReport
+
 __version__ = "0.1.0"
+
+_LAZY = {
+    "precompile": "pwcc.compile.api",
+    "load": "pwcc.compile.load",
+    "CompiledModel": "pwcc.compile.compiled_model",
+    "LoadReceipt": "pwcc.compile.receipt",
+    "CompileReport": "pwcc.compile.report",
+    "forward_context": "pwcc.compile.ops.forward_context",
+}
+
+__all__ = [
+    "CacheMiss",
+    "CallError",
+    "CompileReport",
+    "CompiledModel",
+    "HostMismatch",
+    "LoadReceipt",
+    "PwccError",
+    "__version__",
+    "forward_context",
+    "load",
+    "precompile",
+]
+
+
+def __getattr__(name: str) -> object:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'pwcc' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value

@@ -194,13 +194,13 @@ def _rename(path: Path) -> None:
         lambda path: path.write_text("x"),
         lambda path: path.open("a").close(),
         lambda path: path.open("r+").close(),
-        lambda path: open(os.fsencode(path), "wb").close(),
+        lambda path: os.close(os.open(os.fsencode(path), os.O_WRONLY)),
         _open,
         _rename,
         lambda path: path.with_name("new").mkdir(),
         lambda path: path.unlink(),
         lambda path: path.chmod(0o600),
-        lambda path: os.utime(path),
+        os.utime,
         lambda path: os.truncate(path, 0),
         lambda path: path.with_name("link").symlink_to("x"),
         lambda path: path.with_name("link").hardlink_to(path),
@@ -238,7 +238,7 @@ def _memory_file() -> None:
     [
         lambda path: path.read_text(),
         lambda path: os.close(os.open(path, os.O_RDONLY)),
-        lambda path: os.listdir(path.parent),
+        lambda path: list(path.parent.iterdir()),
         lambda path: Path(os.devnull).write_text("x"),
         lambda path: sqlite3.connect(":memory:").close(),
         lambda path: _memory_file(),
@@ -319,6 +319,19 @@ def test_cleared_counters_hide_no_dynamo_frame(tmp_path: Path) -> None:
 
 def test_earlier_work_is_not_counted(tmp_path: Path) -> None:
     receipt = observe(tmp_path, "pass", before=f"{DYNAMO}\n{TRACE}\n{textwrap.dedent(BENCH)}")
+    assert receipt["clean"] is True
+
+
+def test_a_recompiled_frame_is_counted_again(tmp_path: Path) -> None:
+    body = "for value in (torch.ones(2), torch.ones(2, 2), 1.5): function(value)"
+    before = f"{DYNAMO}\nfunction = torch.compile(lambda x: torch.ones(2) + x, backend='eager')"
+    receipt = observe(tmp_path, body, before=before)
+    assert compilers(receipt) == (3, 0, 0, 0)
+
+
+def test_dynamo_does_not_see_the_hook_afterwards(tmp_path: Path) -> None:
+    check = f"{TRACE}\nassert torch._dynamo.utils.counters['frames']['total'] == 1"
+    receipt = observe(tmp_path, "pass", before=DYNAMO, after=check)
     assert receipt["clean"] is True
 
 
@@ -480,12 +493,26 @@ def test_concurrent_observers_and_the_name_of_another_thread(tmp_path: Path) -> 
         assert set(receipt.evidence) == {here, *others}
 
 
+def test_a_thread_that_has_ended_is_told_apart(tmp_path: Path) -> None:
+    def write() -> None:
+        thread = threading.Thread(target=(tmp_path / "a").write_text, args=("x",))
+        thread.start()
+        thread.join()
+
+    assert measure(write).evidence == (f"wrote {tmp_path / 'a'} [ended thread]",)
+
+
 def test_an_error_leaves_no_hook_active(tmp_path: Path) -> None:
     finders = list(sys.meta_path)
     observer = LoadObserver()
-    with pytest.raises(ZeroDivisionError), observer, observer.step("fails"):
-        (tmp_path / "a").write_text("x")
-        _ = 1 / 0
+
+    def fail() -> None:
+        with observer, observer.step("fails"):
+            (tmp_path / "a").write_text("x")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     (tmp_path / "b").write_text("x")
     assert sys.meta_path == finders
     receipt = observer.receipt(entry_key="")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 OUT = Path(sys.argv[1])
 OUT.mkdir(parents=True)
@@ -25,7 +26,7 @@ from pwcc.cache.ids import BlobDigest, blob_digest  # noqa: E402
 from pwcc.compile.sealing.builder_paths import builder_paths  # noqa: E402
 from pwcc.compile.sealing.compiled import CompiledPiece, InputFacts  # noqa: E402
 from pwcc.compile.sealing.driver import write_driver  # noqa: E402
-from pwcc.compile.sealing.profile import cpu_profile, cpu_target  # noqa: E402
+from pwcc.compile.sealing.profile import Isa, cpu_profile, cpu_target  # noqa: E402
 from pwcc.compile.sealing.seal import seal  # noqa: E402
 from pwcc.compile.torch_private.inductor_cpp import inductor_directories  # noqa: E402
 
@@ -44,12 +45,12 @@ def put(data: bytes) -> BlobDigest:
 
 torch.manual_seed(0)
 inputs = [torch.randn(8, 16), torch.randn(16, 32), torch.zeros(4)]
-isa = "avx2" if "avx2" in Path("/proc/cpuinfo").read_text() else "native"
+isa: Isa = "avx2" if "avx2" in Path("/proc/cpuinfo").read_text() else "native"
 target = cpu_target(isa)
 driver = write_driver(OUT / "bin", march=target.march, path_prefixes=builder_paths(inductor_directories()))
 with torch.no_grad(), config.patch(cpu_profile(isa, driver=driver)):
     graph = make_fx(piece, select_decomp_table())(*[item.clone() for item in inputs])
-    compiled = compile_fx.compile_fx_inner(graph, [item.clone() for item in inputs])
+    compiled: Any = compile_fx.compile_fx_inner(graph, [item.clone() for item in inputs])
     after = [item.clone() for item in inputs]
     outputs = compiled(list(after))
 module = next(

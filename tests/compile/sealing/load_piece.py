@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ loader.load(record)
 loaded = TABLE.loaded
 input_checker(record)(inputs)
 with torch.no_grad():
-    results = piece.call(list(inputs))
+    results: Any = piece.call(list(inputs))
 print(
     json.dumps(
         {

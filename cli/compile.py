@@ -1,0 +1,151 @@
+"""``pwcc compile``: trace a model once, compile and seal its pieces, publish them as one entry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pwcc.cli import output, report_view
+from pwcc.cli.invocation import DebugOption, JsonOption
+from pwcc.cli.model_options import (
+    ArgOption,
+    ArgsFileOption,
+    DeviceOption,
+    DtypeOption,
+    InputOption,
+    ModelOption,
+    ModelOptions,
+    SeedOption,
+    build_model,
+)
+
+
+def compile_(
+    *,
+    model: ModelOption,
+    sizes: Annotated[
+        str,
+        typer.Option(metavar="1,2,4,8", help="Token counts that get their own static variant; 1-4 is a range."),
+    ] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Largest token count of the dynamic variant.")] = 8192,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(envvar="PWCC_CACHE_DIR", metavar="DIR", help="Cache to write. Default: the user's."),
+    ] = None,
+    arg: ArgOption = None,
+    args_file: ArgsFileOption = None,
+    inputs: InputOption = None,
+    weights: Annotated[
+        Literal["none", "random", "real"],
+        typer.Option(help="Weights while compiling; none: only what a kernel must run on, and only then."),
+    ] = "none",
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    splitting_ops: Annotated[
+        str, typer.Option(metavar="A::B,C::D", help="Operators to cut the graph at; '' to leave it whole.")
+    ] = "pwcc::attention",
+    autotune: Annotated[
+        bool, typer.Option("--autotune", help="Tune the static variants exhaustively; takes much longer.")
+    ] = False,
+    cpu_isa: Annotated[
+        Literal["avx2", "avx512", "native"],
+        typer.Option(help="CPU to compile for: native is this one; avx2 is portable (any x86-64-v3 host)."),
+    ] = "native",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes. Default: by cores and memory.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name the entry, so that a load can ask for it.")
+    ] = None,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Compile nothing: exit 3 unless the entry is there.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan (splits, pieces, variants) and compile nothing.")
+    ] = False,
+    dump: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the split graph, each piece's code and kernels, for reading."),
+    ] = None,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+    _debug: DebugOption = False,
+) -> None:
+    """Compile a model into a cache directory.
+
+    One trace; the graph is cut at attention; each distinct piece is compiled once per variant, checked
+    against eager and published. A second identical run is a hit. Prints what was done on stdout,
+    progress on stderr.
+    """
+    from pwcc.capture.sizes import parse_sizes
+    from pwcc.cli.progress import progress
+    from pwcc.cli.splitting import parse_splitting_ops
+
+    chosen = parse_sizes(sizes, max_tokens=max_tokens)
+    cuts = parse_splitting_ops(splitting_ops)
+    options = ModelOptions(
+        model=model,
+        arg=arg or (),
+        args_file=args_file,
+        inputs=inputs or (),
+        device=device,
+        dtype=dtype,
+        seed=seed,
+    )
+    ready = build_model(options, weights=weights)
+
+    from pwcc.cache.store import default_root
+    from pwcc.compile.precompile import plan, precompile
+
+    if dry_run:
+        with progress() as on_progress:
+            planned = plan(
+                ready.built.module,
+                specs=ready.specs,
+                sizes=chosen,
+                max_tokens=max_tokens,
+                device=ready.device,
+                identity=ready.built.identity,
+                args=ready.built.args,
+                splitting_ops=cuts,
+                autotune=autotune,
+                cpu_isa=cpu_isa,
+                profile=profile,
+                dump=dump,
+                on_progress=on_progress,
+            )
+        if cuts and not planned.splits:
+            output.word(f"warning: the graph holds none of {', '.join(cuts)}, so it stays whole")
+        if json:
+            output.data_json({"plan": planned.to_json()})
+        else:
+            output.data(report_view.plan_lines(planned, width=output.width()))
+        return
+    with progress() as on_progress:
+        report = precompile(
+            ready.built.module,
+            cache_dir=cache_dir or default_root(),
+            specs=ready.specs,
+            sizes=chosen,
+            max_tokens=max_tokens,
+            device=ready.device,
+            identity=ready.built.identity,
+            args=ready.built.args,
+            splitting_ops=cuts,
+            autotune=autotune,
+            cpu_isa=cpu_isa,
+            jobs=jobs,
+            profile=profile,
+            frozen=frozen,
+            dump=dump,
+            on_progress=on_progress,
+            build_observed=True,
+        )
+    for warning in report.warnings:
+        output.word(f"warning: {warning}")
+    if json:
+        output.data_json(report.to_json())
+    else:
+        output.data(report_view.report_lines(report, width=output.width()))

@@ -1,0 +1,237 @@
+"""One entry in full, as text. It shows data of any shape: the JSON of ``inspect ENTRY --json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+
+from pwcc.cache.strict import Json
+from pwcc.cli import units
+from pwcc.cli.report_view import ops_text, wrapped
+from pwcc.cli.table import Column, facts, table
+
+
+def entry_lines(detail: Mapping[str, Json], *, width: int) -> list[str]:
+    """Return every section of ``cache.inspection.detail``'s answer as lines of at most ``width``."""
+    lines = facts(_head(detail), indent="")
+    for name in ("requirements", "programs", "sources", "factors", "predicates", "numerics"):
+        lines += ["", *_section(name, detail.get(name), width)]
+    missing = detail.get("missing_blobs")
+    if missing:
+        lines += [
+            "",
+            "MISSING BLOBS (this entry cannot be loaded)",
+            *outline(missing, width=width, indent="  "),
+        ]
+    return lines
+
+
+def _head(detail: Mapping[str, Json]) -> list[tuple[str, str]]:
+    model, device = _object(detail.get("model")), _object(detail.get("device"))
+    low, high = [*_list(detail.get("tokens")), None, None][:2]
+    args = " ".join(f"{key}={scalar(value)}" for key, value in _object(model.get("args")).items())
+    return [
+        ("entry", scalar(detail.get("entry_key"))),
+        ("lookup", scalar(detail.get("lookup_key"))),
+        ("model", f"{scalar(model.get('identity'))} {args}".rstrip()),
+        (
+            "parameters",
+            f"{_number(model.get('parameters')):,} ({units.bytes_(_number(model.get('parameter_bytes')))})",
+        ),
+        ("dtype", scalar(model.get("dtype"))),
+        (
+            "device",
+            " ".join(scalar(device.get(key)) for key in ("type", "name", "capability") if device.get(key)),
+        ),
+        ("torch", scalar(detail.get("torch"))),
+        ("tokens", f"{scalar(low)} to {scalar(high)}"),
+        ("sizes", units.sizes(tuple(size for size in _list(detail.get("sizes")) if isinstance(size, int)))),
+        ("profile", scalar(detail.get("profile"))),
+        ("tuned", scalar(detail.get("tuned"))),
+        ("build observed", scalar(detail.get("build_observed"))),
+        ("bytes", f"{units.bytes_(_number(detail.get('bytes')))} in {len(_object(detail.get('blobs')))} blobs"),
+        ("pwcc", f"{scalar(detail.get('pwcc_version'))}, manifest schema {scalar(detail.get('schema'))}"),
+    ]
+
+
+def _section(name: str, value: Json, width: int) -> list[str]:
+    if name == "requirements":
+        rows = [_object(item) for item in _list(value)]
+        return [name, *outline({scalar(r.get("kind")): r.get("value") for r in rows}, width=width, indent="  ")]
+    if name == "programs":
+        return [
+            line for number, item in enumerate(_list(value)) for line in _program(number, _object(item), width)
+        ]
+    if name == "sources":
+        return _sources([_object(item) for item in _list(value)], width)
+    if name == "factors":
+        return _factors(_object(value), width)
+    if name == "numerics" and (measured := _numerics_rows(_object(value))):
+        return [
+            "numerics: relative error against float32 eager",
+            *table(_NUMERICS, measured, width=width, indent="  "),
+        ]
+    return [name, *outline(value, width=width, indent="  ")]
+
+
+def _program(number: int, program: Mapping[str, Json], width: int) -> list[str]:
+    tokens = " to ".join(scalar(item) for item in _list(program.get("tokens")))
+    unique = [_object(item) for item in _list(program.get("unique"))]
+    lines = [
+        f"program {number}: {tokens} tokens, {len(_list(program.get('pieces')))} pieces, "
+        f"{scalar(program.get('splits'))} splits"
+    ]
+    variants = ", ".join(_variant(item) for item in _list(program.get("variants")))
+    lines += wrapped(f"variants: {variants}", width=width, indent="  ")
+    columns = (
+        Column("PIECE", elastic=True),
+        Column("DIGEST"),
+        Column("USES", right=True),
+        Column("OPS", right=True),
+    )
+    rows = [
+        (
+            scalar(p.get("name")),
+            scalar(p.get("digest"))[:12],
+            scalar(p.get("positions")),
+            str(len(_list(p.get("ops")))),
+        )
+        for p in unique
+    ]
+    lines += table(columns, rows, width=width, indent="  ")
+    for piece in unique:
+        lines += ["", f"  {scalar(piece.get('name'))}"]
+        lines += wrapped(ops_text(scalar(op) for op in _list(piece.get("ops"))), width=width, indent="    ")
+        for record in _list(piece.get("records")):
+            lines += _record(_object(record), width)
+    return lines
+
+
+def _record(record: Mapping[str, Json], width: int) -> list[str]:
+    sealed = _object(record.get("record"))
+    parts = [
+        f"{scalar(k.get('name'))} ({scalar(k.get('kind'))})" for k in map(_object, _list(record.get("kernels")))
+    ]
+    handles = [*_list(sealed.get("externs")), *_list(sealed.get("fallbacks"))]
+    text = f"{_variant(record.get('variant'))}: kernels {', '.join(parts) or 'none'}"
+    if handles:
+        text += f"; calls {', '.join(scalar(item) for item in handles)}"
+    if "problem" in sealed:
+        text = f"{_variant(record.get('variant'))}: unreadable: {scalar(sealed['problem'])}"
+    return wrap(text, width, initial_indent="    ", subsequent_indent="      ", break_long_words=False)
+
+
+def _variant(value: Json) -> str:
+    variant = _object(value)
+    if variant.get("size") is not None:
+        return f"n={scalar(variant.get('size'))}"
+    return "dynamic " + "..".join(scalar(item) for item in _list(variant.get("tokens")))
+
+
+def _sources(records: Sequence[Mapping[str, Json]], width: int) -> list[str]:
+    columns = (Column("MODULE", elastic=True), Column("PATH", elastic=True), Column("DIGEST"))
+    rows = [(scalar(r.get("module")), scalar(r.get("path")), scalar(r.get("digest"))[:12]) for r in records]
+    return ["sources", *table(columns, rows, width=width, indent="  ")]
+
+
+_NUMERICS = (
+    Column("PROGRAM", right=True),
+    Column("VARIANT", right=True),
+    Column("PIECE", right=True),
+    Column("SIZE", right=True),
+    Column("EAGER", right=True),
+    Column("COMPILED", right=True),
+    Column("SEALED", right=True),
+    Column("TOLERANCE", right=True),
+)
+
+
+def _numerics_rows(numerics: Mapping[str, Json]) -> list[tuple[str, ...]]:
+    """One row per program, variant and unique piece, numbered as in the sections above."""
+    return [
+        (str(p), str(v), str(u), *(scalar(_object(item).get(k)) for k in _MEASURES))
+        for p, program in enumerate(_list(numerics.get("programs")))
+        for v, variant in enumerate(_list(_object(program).get("variants")))
+        for u, item in enumerate(_list(variant))
+    ]
+
+
+_MEASURES = ("size", "eager", "compiled", "sealed", "tolerance")
+
+
+def _factors(factors: Mapping[str, Json], width: int) -> list[str]:
+    if "problem" in factors:
+        return ["factors", f"  unreadable: {scalar(factors['problem'])}"]
+    groups, digests = _object(factors.get("groups")), _object(factors.get("digests"))
+    lines: list[str] = []
+    for name, digest in digests.items():
+        lines += [
+            f"factors: {name} ({scalar(digest)[:12]})",
+            *outline(groups.get(name), width=width, indent="  "),
+        ]
+    return lines
+
+
+def outline(value: Json, *, width: int, indent: str) -> list[str]:
+    """Return nested data as indented ``name: value`` lines; long values are wrapped, none is cut."""
+    if isinstance(value, dict) and value:
+        lines = []
+        for key, item in value.items():
+            if _is_flat(item):
+                lines += wrap(
+                    f"{key}: {_flat(item)}",
+                    width,
+                    initial_indent=indent,
+                    subsequent_indent=indent + "    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            else:
+                lines += [f"{indent}{key}:", *outline(item, width=width, indent=indent + "  ")]
+        return lines
+    if isinstance(value, list) and value and not _is_flat(value):
+        return [line for item in value for line in _list_item(item, width, indent)]
+    return wrapped(_flat(value), width=width, indent=indent) or [f"{indent}none"]
+
+
+def _list_item(item: Json, width: int, indent: str) -> list[str]:
+    if isinstance(item, dict) and all(_is_flat(part) for part in item.values()):
+        text = "- " + ", ".join(f"{key} {_flat(part)}" for key, part in item.items())
+        return wrap(
+            text, width, initial_indent=indent, subsequent_indent=indent + "    ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return [f"{indent}-", *outline(item, width=width, indent=indent + "  ")]
+
+
+def _is_flat(value: Json) -> bool:
+    if isinstance(value, list):
+        return all(not isinstance(item, list | dict) for item in value)
+    return not isinstance(value, dict) or not value
+
+
+def _flat(value: Json) -> str:
+    if isinstance(value, list):
+        return " ".join(scalar(item) for item in value) or "none"
+    return "none" if isinstance(value, dict) else scalar(value)
+
+
+def scalar(value: Json) -> str:
+    """Return one value as a person reads it: yes and no, ``-`` for nothing."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or value == "":
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _object(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Json) -> Sequence[Json]:
+    return value if isinstance(value, list) else ()
+
+
+def _number(value: Json) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,45 @@
+"""``pwcc inspect``: what a cache directory holds, read as data; nothing in it is executed or unpickled."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pwcc.cli import output
+from pwcc.cli.invocation import DebugOption, JsonOption
+
+
+def inspect(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A cache directory.")],
+    entry: Annotated[
+        str | None, typer.Argument(metavar="[ENTRY]", help="The first hex digits of one entry's key.")
+    ] = None,
+    json: JsonOption = False,
+    _debug: DebugOption = False,
+) -> None:
+    """List the entries of a cache directory, or show one in full."""
+    from pwcc.cache import inspection
+    from pwcc.cache.store import Store
+
+    store = Store.open(directory)
+    if entry is None:
+        from pwcc.cli.listing import listing_lines
+
+        found = inspection.summaries(store, now=time.time())
+        if json:
+            output.data_json({"entries": [summary.to_json() for summary in found]})
+        else:
+            output.data(listing_lines(found, width=output.width()))
+        return
+
+    from pwcc.cli.choice import choose_entry
+    from pwcc.cli.entry_view import entry_lines
+
+    detail = inspection.detail(store, choose_entry(store, entry))
+    if json:
+        output.data_json(detail)
+    else:
+        output.data(entry_lines(detail, width=output.width()))

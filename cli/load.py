@@ -1,0 +1,108 @@
+"""``pwcc load``: load an entry in this process, show that nothing was compiled, and check its numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from pwcc.cache.errors import NumericsError
+from pwcc.cache.strict import Json
+from pwcc.cli import output, units
+from pwcc.cli.invocation import DebugOption, JsonOption
+from pwcc.cli.model_options import (
+    ArgOption,
+    ArgsFileOption,
+    DeviceOption,
+    DtypeOption,
+    InputOption,
+    ModelOption,
+    ModelOptions,
+    SeedOption,
+    build_model,
+)
+
+if TYPE_CHECKING:
+    from pwcc.compile.check import CheckReport
+
+
+def load(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A cache directory; nothing is written to it.")
+    ],
+    *,
+    model: ModelOption,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run the recorded numerics checks again here.")
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Take the entry of this name, no other.")
+    ] = None,
+    arg: ArgOption = None,
+    args_file: ArgsFileOption = None,
+    inputs: InputOption = None,
+    weights: Annotated[
+        Literal["random", "real"], typer.Option(help="Weights to bind; random needs no weight file.")
+    ] = "random",
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+    _debug: DebugOption = False,
+) -> None:
+    """Load a model from a cache directory and print the receipt. Never compiles: a miss is exit code 3."""
+    from pwcc.cache.store import Store
+
+    Store.open(directory)  # a wrong path is said before torch is imported
+    options = ModelOptions(
+        model=model,
+        arg=arg or (),
+        args_file=args_file,
+        inputs=inputs or (),
+        device=device,
+        dtype=dtype,
+        seed=seed,
+    )
+    ready = build_model(options, weights=weights)
+
+    from pwcc.compile.inputs import make_inputs
+    from pwcc.compile.load import load as load_entry
+
+    compiled = load_entry(ready.built.module, cache_dir=directory, profile=profile)
+    receipt = compiled.receipt
+    checked = (
+        compiled.check(lambda tokens: make_inputs(ready.specs, tokens, device=ready.device, seed=seed))
+        if check
+        else None
+    )
+    if json:
+        found: dict[str, Json] = {
+            "entry": compiled.manifest.entry_key,
+            "receipt": receipt.to_json(),
+            "check": None if checked is None else checked.to_json(),
+        }
+        output.data_json(found)
+    else:
+        output.data([f"loaded entry {compiled.manifest.entry_key}", *(f"  {line}" for line in receipt.lines())])
+        if checked is not None:
+            output.data(_check_lines(checked))
+    if not receipt.is_clean:
+        output.word("error: the load did something that a load must never do; see the receipt")
+        raise typer.Exit(1)
+    if checked is not None and not checked.ok:
+        output.word("error: the loaded code and eager disagree by more than the tolerance")
+        raise typer.Exit(NumericsError.exit_code)
+
+
+def _check_lines(report: CheckReport) -> list[str]:
+    """Say what failed, or what came closest to failing."""
+    failed = [row for row in report.rows if not row.ok]
+    total = units.count(len(report.rows), "comparison")
+    lines = [
+        f"check FAILED: {len(failed)} of {total}" if failed else f"check ok: {total}, closest to its tolerance:"
+    ]
+    for row in failed or [report.worst]:
+        what = f"{row.what}, {units.count(row.size, 'token')}"
+        lines.append(f"  {what}: error {row.error:.3g}, tolerance {row.tolerance:.3g}")
+    return lines

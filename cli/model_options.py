@@ -1,0 +1,117 @@
+"""The options that name a model, shared by the commands that build one; torch is imported when they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from pwcc.cache.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from pwcc.compile.inputs import InputSpec
+    from pwcc.compile.model_ref import BuiltModel
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="X",
+        help="llama-tiny, llama-1b, llama-8b; package.module:attr; path/to/file.py:attr; "
+        "a Hugging Face directory or hub id.",
+    ),
+]
+ArgOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg", metavar="KEY=VALUE", help="An argument of the model; repeat it. Overrides --args-file."
+    ),
+]
+ArgsFileOption = Annotated[
+    Path | None,
+    typer.Option("--args-file", metavar="FILE", help="Arguments of the model as a .json or .toml table."),
+]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME:DTYPE[SIZES]",
+        help="An input of forward, such as 'input_ids:int64[n]' (n: number of tokens); repeat it.",
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="DEVICE", help="cpu, cuda or cuda:N. Default: cuda where there is one, else cpu."
+    ),
+]
+DtypeOption = Annotated[
+    str | None, typer.Option("--dtype", metavar="DTYPE", help="Default dtype while the model is built.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random weights and inputs.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What the user said about the model."""
+
+    model: str
+    arg: Sequence[str]
+    args_file: Path | None
+    inputs: Sequence[str]
+    device: str | None
+    dtype: str | None
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyModel:
+    """A built model, what it is called with, and where."""
+
+    built: BuiltModel
+    specs: tuple[InputSpec, ...]
+    device: torch.device
+
+
+def build_model(options: ModelOptions, *, weights: Literal["none", "random", "real"]) -> ReadyModel:
+    """Build what ``options`` name.
+
+    Raises:
+        UsageError: a wrong name, argument, input declaration or device. ModelError: the model's own
+            code failed.
+    """
+    from pwcc.compile.inputs import input_specs
+    from pwcc.compile.model_ref import ModelRef, build, load_args_file, parse_args
+
+    ref = ModelRef.parse(options.model)
+    args = load_args_file(options.args_file) if options.args_file else {}
+    args |= parse_args(options.arg)
+    device = find_device(options.device)
+    built = build(ref, args=args, device=device, dtype=options.dtype, weights=weights, seed=options.seed)
+    specs = input_specs(built.module, declarations=options.inputs, example_inputs=built.example_inputs)
+    return ReadyModel(built=built, specs=specs, device=device)
+
+
+def find_device(name: str | None) -> torch.device:
+    """Return the device of this name, or the default one: the GPU where there is one.
+
+    Raises:
+        UsageError: no such device here, or one that pwcc does not compile for.
+    """
+    import torch
+
+    from pwcc.compile.target import target_of
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"expected a device such as cpu, cuda or cuda:1, got {name!r}") from None
+    target_of(device)
+    return device

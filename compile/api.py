@@ -1,0 +1,86 @@
+"""Artifact: the library's ``precompile``, with the defaults that a caller of a live model expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pwcc.cache.store import default_root
+from pwcc.compile import precompile as stages
+from pwcc.compile.inputs import input_specs
+from pwcc.compile.model_tree import identity
+from pwcc.compile.report import CompileReport, OnProgress, silent
+from pwcc.compile.request import DEFAULT_MAX_TOKENS
+from pwcc.compile.split import DEFAULT_SPLITTING_OPS
+from pwcc.compile.target import device_of
+
+Inputs = Sequence[str] | Callable[[int], object] | None
+
+
+def precompile(
+    model: nn.Module,
+    *,
+    cache_dir: str | Path | None = None,
+    sizes: Sequence[int] = (),
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    inputs: Inputs = None,
+    device: torch.device | str | None = None,
+    splitting_ops: Sequence[str] = DEFAULT_SPLITTING_OPS,
+    autotune: bool = False,
+    cpu_isa: str = "native",
+    jobs: int | None = None,
+    profile: str | None = None,
+    frozen: bool = False,
+    on_progress: OnProgress = silent,
+) -> CompileReport:
+    """Compile a live model into a cache directory, or find that it is there already.
+
+    The model was built by the caller, so what its construction read is unknown: the entry is marked
+    "build unobserved" and ``inspect`` shows it so.
+
+    Args:
+        model: a module in eval mode. Parameters may be on the meta device if ``device`` is given; they
+            are then given memory there.
+        cache_dir: the cache directory; default is the user's cache directory for pwcc.
+        sizes: token counts that get a static variant each, within ``1..max_tokens``.
+        max_tokens: largest token count that the dynamic variant serves; it starts at 1.
+        inputs: declarations such as ``["input_ids:int64[n]"]``, or a function of a token count that
+            returns example tensors; default: the forward's annotations.
+        device: ``cpu`` or ``cuda[:i]``; default is where the model's tensors lie.
+        splitting_ops: operations that run outside every piece, ``ns::name``.
+        autotune: max-autotune and coordinate descent for the static variants.
+        cpu_isa: ``native``, ``avx2`` or ``avx512``; CPU entries only.
+        jobs: compile processes; None decides by cores, memory and work.
+        profile: a name that ``load`` can ask for.
+        frozen: raise ``CacheMiss`` instead of compiling.
+        on_progress: called with every step.
+
+    Returns:
+        What was done; ``hit`` tells that nothing was compiled.
+
+    Raises:
+        PwccError: see :func:`pwcc.compile.precompile.precompile`.
+    """
+    target = device_of(model) if device is None else torch.device(device)
+    declarations = () if inputs is None or callable(inputs) else tuple(inputs)
+    examples = inputs if callable(inputs) else getattr(model, "example_inputs", None)
+    return stages.precompile(
+        model,
+        cache_dir=default_root() if cache_dir is None else Path(cache_dir),
+        specs=input_specs(model, declarations=declarations, example_inputs=examples),
+        sizes=sizes,
+        max_tokens=max_tokens,
+        device=target,
+        identity=identity(model),
+        splitting_ops=splitting_ops,
+        autotune=autotune,
+        cpu_isa=cpu_isa,
+        jobs=jobs,
+        profile=profile,
+        frozen=frozen,
+        on_progress=on_progress,
+        build_observed=False,
+    )

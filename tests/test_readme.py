@@ -1,0 +1,69 @@
+"""README.md keeps its word: its tables are current, its code is code, its commands and files exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_the_benchmark_tables_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "tables.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_serving_example_is_short_and_imports_what_exists() -> None:
+    (code,) = blocks("python")
+    tree = ast.parse(code)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 18
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            assert node.module
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"pwcc (\w+) [^`\n]*--", TEXT))))
+def test_every_option_shown_exists(command: str) -> None:
+    shown = {
+        option
+        for line in re.findall(rf"pwcc {command} [^`\n#]*", TEXT)
+        for option in re.findall(r"(--[a-z-]+)", line.split("&&")[0])
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "pwcc", command, "--help"], capture_output=True, text=True, check=True
+    )
+    assert shown
+    assert {option for option in shown if option not in done.stdout} == set()
+
+
+def test_every_linked_file_exists() -> None:
+    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for document in documents:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+    for path in re.findall(r"`((?:examples|benchmarks|tests)/[\w./]+)`", TEXT):
+        assert (ROOT / path).exists(), path
+
+
+def test_make_targets_shown_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"`make ([\w-]+)`", TEXT)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
