@@ -141,7 +141,6 @@ def compile_(
             frozen=frozen,
             dump=dump,
             on_progress=on_progress,
-            build_observed=True,
         )
     for warning in report.warnings:
         output.word(f"warning: {warning}")

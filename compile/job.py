@@ -146,6 +146,7 @@ class Job:
             nonlocal done
             done += 1
             task = tasks[missing[index]]
+            cache.put(task, result)  # at once, so that a compile that fails later need not repeat it
             self._tell(Progress("compile", done, total, f"{task.name} {task.variant}"))
 
         jobs = self._jobs or default_jobs(len(missing), self._request.target.device.type)
@@ -153,7 +154,6 @@ class Job:
         made = run_tasks([tasks[key] for key in missing], blobs, jobs=jobs, scratch=scratch, on_done=on_done)
         for key, result in zip(missing, made, strict=True):
             results[key] = result
-            cache.put(tasks[key], result)
         self._counters.compiles = len(made)
         self._counters.autotunes = sum(tasks[key].tuned for key in missing)
         self._counters.kernels_sealed = sum(result.kernels for result in made)

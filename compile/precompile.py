@@ -62,7 +62,7 @@ def precompile(
         frozen: raise instead of compiling.
         dump: write the split graph, pieces, wrappers and ``stitch.py`` here.
         on_progress: called with every step.
-        build_observed: whether the building of the model was watched (the command line does).
+        build_observed: whether what the model's construction read was recorded; nothing does so yet.
 
     Raises:
         CacheMiss: ``frozen`` and no entry is there.

@@ -80,6 +80,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[object, object], object]] = {
 }
 
 
+_SYMBOLIC_CALLS = {"max": torch.sym_max, "min": torch.sym_min}
+
+
 def rebuild(
     piece: PieceGraph, variant: Variant, device: torch.device, lines: Sequence[str | None] = ()
 ) -> Rebuilt:
@@ -133,7 +136,7 @@ def _fake_input(
     item: TensorInput, names: Sequence[str], sizes: Mapping[str, Any], fake_mode: Any, device: torch.device
 ) -> torch.Tensor:
     def evaluate(dims: Sequence[Dim]) -> tuple[Any, ...]:
-        return compile_expressions(dims, names)(*(sizes[name] for name in names))
+        return compile_expressions(dims, names, calls=_SYMBOLIC_CALLS)(*(sizes[name] for name in names))
 
     shape, stride, (offset,) = evaluate(item.shape), evaluate(item.stride), evaluate((item.offset,))
     target = device if item.device == device.type else torch.device(item.device)
@@ -156,8 +159,7 @@ def _emit(tree: ast.expr, sizes: Mapping[str, Any], graph: fx.Graph) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return _call(graph, operator.neg, [_emit(operand, sizes, graph)])
         case ast.Call(func=ast.Name(id=name), args=args):
-            function = torch.sym_max if name == "max" else torch.sym_min
-            return _call(graph, function, [_emit(arg, sizes, graph) for arg in args])
+            return _call(graph, _SYMBOLIC_CALLS[name], [_emit(arg, sizes, graph) for arg in args])
         case _:
             raise TypeError(f"size expression {ast.unparse(tree)} cannot be computed in a graph")
 

@@ -106,7 +106,7 @@ def base_requirements(target: Target) -> tuple[Requirement, ...]:
         Requirement("torch", torch_build()),
     )
     if target.device.type == "cpu":
-        return common
+        return (*common, Requirement("python_abi", facts.python_abi))
     return (
         *common,
         Requirement("cuda_capability", target.capability or ""),

@@ -188,6 +188,7 @@ def _analyse(
             for symbol in symbols.free_symbols(expr):
                 if symbol not in symbol_names and expr == symbol:
                     symbol_names[symbol] = f"s{len(symbol_names)}"
+                    symbols.narrow(symbol, env, low, high)
                     size_symbols.append(SizeSymbol(symbol_names[symbol], index, dim, low, high))
         parameters.append(_tensor_parameter(name, fake, env, symbol_names))
     predicates = _predicates(conditions, env, symbol_names, size_symbols)
@@ -321,16 +322,19 @@ def _predicates(
 
 
 def _implied(expr: Any, names: Mapping[Any, str], bounds: Mapping[str, tuple[int, int]]) -> bool:
-    """Tell whether a one-symbol comparison holds on the whole range, by its end points (it is monotonic)."""
+    """Tell whether a comparison that is linear in one symbol holds on that symbol's whole range."""
     import sympy
 
     free = symbols.free_symbols(expr)
-    if len(free) != 1 or not isinstance(expr, (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)):
+    if len(free) != 1 or not isinstance(expr, (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt, sympy.Ne)):
         return False
     low, high = bounds[names[free[0]]]
     difference = sympy.expand(expr.lhs - expr.rhs)
     if not difference.is_polynomial(free[0]) or sympy.degree(difference, free[0]) > 1:
         return False
+    if isinstance(expr, sympy.Ne):
+        root = -difference.subs(free[0], 0) / sympy.diff(difference, free[0])
+        return not (root.is_integer and low <= root <= high)
     return all(bool(expr.subs(free[0], value)) for value in (low, high))
 
 

@@ -8,7 +8,7 @@ manifest can be compiled without running what it says.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pwcc.cache.errors import CorruptEntry
 
@@ -66,8 +66,15 @@ def parse_expression(text: str, symbols: Sequence[str]) -> ast.expr:
     return tree.body
 
 
-def compile_expressions(texts: Sequence[str | int], symbols: Sequence[str]) -> Callable[..., tuple[int, ...]]:
+def compile_expressions(
+    texts: Sequence[str | int],
+    symbols: Sequence[str],
+    *,
+    calls: Mapping[str, Callable[..., object]] = _CALLS,
+) -> Callable[..., tuple[int, ...]]:
     """Return a function of the symbols' values (positional, in the order given) to the tuple of values.
+
+    ``calls`` are what ``max`` and ``min`` mean, for values that are symbolic themselves.
 
     Raises:
         CorruptEntry: as :func:`parse_expression`.
@@ -80,5 +87,5 @@ def compile_expressions(texts: Sequence[str | int], symbols: Sequence[str]) -> C
     )
     tree = ast.Expression(ast.Lambda(arguments, ast.Tuple(list(elements), ast.Load())))
     code = compile(ast.fix_missing_locations(tree), "<size expressions>", "eval")
-    function: Callable[..., tuple[int, ...]] = eval(code, {"__builtins__": {}, **_CALLS})  # noqa: S307 (grammar checked above)
+    function: Callable[..., tuple[int, ...]] = eval(code, {"__builtins__": {}, **calls})  # noqa: S307 (grammar checked above)
     return function

@@ -88,6 +88,11 @@ def symbol_range(symbol: Any, shape_env: Any) -> tuple[int, int | None]:
     return int(bounds.lower), int(upper) if getattr(upper, "is_integer", False) and upper.is_finite else None
 
 
+def narrow(symbol: Any, shape_env: Any, low: int, high: int) -> None:
+    """Tell the environment that a symbol lies in ``[low, high]``, so that ``max(1, s)`` simplifies to ``s``."""
+    shape_env.constrain_symbol_range(symbol, compiler_min=low, compiler_max=high)
+
+
 def new_unbacked_size(shape_env: Any, low: int, high: int) -> torch.SymInt:
     """Create a size symbol about which only its range ``[low, high]`` is known."""
     from torch.fx.experimental import symbolic_shapes
