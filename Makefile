@@ -38,14 +38,14 @@ fmt: $(STAMP)
 	$(PY) -m ruff check --fix .
 
 bench: $(STAMP) toolchain
-	set -e; for script in benchmarks/bench_*.py; do $(PY) $$script --device cpu; done
+	$(PY) benchmarks/run_all.py --device cpu
 	$(PY) benchmarks/tables.py
 
 gpu-test: $(STAMP)
 	$(PY) -m pytest -m gpu
 
 gpu-bench: $(STAMP)
-	set -e; for script in benchmarks/bench_*.py; do $(PY) $$script --device cuda; done
+	$(PY) benchmarks/run_all.py --device cuda
 	$(PY) benchmarks/tables.py
 
 clean:

@@ -1,11 +1,10 @@
 """How long the commands take that import no torch: whole processes, from fork to exit.
 
-python benchmarks/bench_cli_start.py [--repeat 20]
+python benchmarks/bench_cli_start.py [--quick] [--repeat 20]
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 import subprocess
@@ -14,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from results import Result, machine_facts
+import lab
 
 from pwcc.cache import strict
 from pwcc.cache.ids import BlobDigest, EntryKey, LookupKey, factor_digest
@@ -28,34 +27,37 @@ BUDGETS_MS = {"pwcc --help": 150, "pwcc --version": 150, f"pwcc inspect ({ENTRIE
 
 def main() -> None:
     """Measure, and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--device", default="cpu", help="taken for the sake of make; nothing here uses a device"
-    )
-    parser.add_argument("--repeat", type=int, default=20)
-    options = parser.parse_args()
-    if options.device != "cpu":
+    given = lab.options(__doc__ or "", repeat=20).parse_args()
+    if given.device != "cpu":
         print("bench_cli_start: the same on every device; nothing to do")
         return
+    repeat = 3 if given.quick else given.repeat
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "cache"
         fill(store)
-        arguments = [["--help"], ["--version"], ["inspect", str(store)]]
-        rows = []
-        for (name, budget), argv in zip(BUDGETS_MS.items(), arguments, strict=True):
-            times = sorted(measure([sys.executable, "-m", "pwcc", *argv]) for _ in range(options.repeat))
-            rows.append((f"`{name}`", f"{times[0]:.0f}", f"{statistics.median(times):.0f}", f"{budget}"))
-        bare = sorted(measure([sys.executable, "-c", "pass"]) for _ in range(options.repeat))
-        rows.append(("an empty Python program", f"{bare[0]:.0f}", f"{statistics.median(bare):.0f}", ""))
-    result = Result(
-        name="cli-start",
-        variant="cpu",
-        columns=("command", "best ms", "median ms", "budget ms"),
-        rows=rows,
-        command=f"python benchmarks/bench_cli_start.py --repeat {options.repeat}",
-        machine=machine_facts("cpu"),
-    )
-    print(result.write().name)
+        commands = {
+            **{
+                name: ([sys.executable, "-m", "pwcc", *argv], budget)
+                for (name, budget), argv in zip(
+                    BUDGETS_MS.items(), (["--help"], ["--version"], ["inspect", str(store)]), strict=True
+                )
+            },
+            "python -c pass": ([sys.executable, "-c", "pass"], None),
+            "python -c 'import torch'": ([sys.executable, "-c", "import torch"], None),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in commands if lab.wanted(given, name)}
+        for number in range(repeat + 1):  # in turns, so that a busy spell of the machine hits all alike
+            for name, values in taken.items():
+                milliseconds = measure(commands[name][0])
+                if number:  # the first run warms bytecode and page cache
+                    values.append(milliseconds)
+    rows = [
+        (f"`{name}`", f"{min(values):.0f}", f"{statistics.median(values):.0f}", str(commands[name][1] or ""))
+        for name, values in taken.items()
+    ]
+    columns = ("command", "best ms", "median ms", "budget ms")
+    note = f"Whole processes, from fork to exit, {repeat} times in turns."
+    lab.publish(given, "cli-start", columns, rows, note=note, data={"milliseconds": taken})
 
 
 def measure(command: list[str]) -> float:

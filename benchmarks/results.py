@@ -1,4 +1,4 @@
-"""A benchmark's result as a JSON file: one table, how it was made, and facts about the machine."""
+"""A benchmark's result as a JSON file: one table, the figures behind it, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,10 @@ FOLDER = Path(__file__).resolve().parent / "results"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One table of one benchmark on one machine; ``variant`` (``cpu``, ``h200``) tells two machines apart."""
+    """One table of one benchmark on one machine; ``variant`` (``cpu``, ``h200``) tells two machines apart.
+
+    ``data`` holds every single measurement behind the table.
+    """
 
     name: str
     variant: str
@@ -24,17 +28,26 @@ class Result:
     command: str
     note: str = ""
     machine: dict[str, str] = field(default_factory=dict)
+    data: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
         """Where the result lies."""
         return FOLDER / f"{self.name}.{self.variant}.json"
 
-    def write(self) -> Path:
-        """Write the file and return its path; the same result gives the same bytes."""
-        self.path.parent.mkdir(exist_ok=True)
-        self.path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
-        return self.path
+    def write(self, path: Path | None = None) -> Path:
+        """Write the file, to ``path`` if given, and return its path; the same result gives the same bytes."""
+        path = path or self.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        return path
+
+    def text(self) -> str:
+        """Return the table as plain text with aligned columns, and the note below."""
+        lines = [self.columns, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        rows = ["  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in lines]
+        return "\n".join([f"== {self.name} ({self.variant})", *rows, *([self.note] if self.note else [])])
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -45,8 +58,17 @@ class Result:
         return found
 
 
+def variant_of(device: str) -> str:
+    """Return the short name of the machine that results carry: ``cpu``, or the GPU's model such as ``h200``."""
+    if not device.startswith("cuda"):
+        return device
+    import torch
+
+    return torch.cuda.get_device_name(device).split()[-1].lower()
+
+
 def machine_facts(device: str) -> dict[str, str]:
-    """Return what a reader must know to judge a figure: processor, cores, memory, versions, and the GPU."""
+    """Return what a reader must know to judge a figure: processor, cores, memory, versions, GPU, date."""
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     facts = {
         "cpu": _cpu_model(),
@@ -65,7 +87,7 @@ def machine_facts(device: str) -> dict[str, str]:
 
         facts["gpu"] = torch.cuda.get_device_name(device)
         facts["cuda"] = str(torch.version.cuda)
-    return facts
+    return facts | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
 def _cpu_model() -> str:

@@ -77,6 +77,22 @@ class InputFacts:
 
 
 @dataclass(frozen=True)
+class CompiledProgram:
+    """A program as byte code: the interpreter's magic number in hex (``importlib.util.MAGIC_NUMBER``)."""
+
+    magic: str
+    blob: BlobDigest
+
+    @classmethod
+    def parse(cls, value: object, where: str) -> CompiledProgram:
+        """Return what a record holds; raise CorruptEntry otherwise."""
+        fields = Fields(value, where)
+        program = cls(fields.str_("magic", max_length=32), fields.digest("blob"))
+        fields.done()
+        return program
+
+
+@dataclass(frozen=True)
 class SealedPiece:
     """One sealed piece.
 
@@ -84,10 +100,12 @@ class SealedPiece:
     their address is no multiple of 16 bytes (and written back when they are also mutated), on every
     call; ``aligned`` are inputs assumed aligned without a check, so whoever binds them must check once.
     ``externs`` and ``fallbacks`` name the torch functions and operators that the program calls;
-    ``ops`` are the operators of the graph that it was compiled from.
+    ``ops`` are the operators of the graph that it was compiled from. ``code`` is the same program as
+    Python's own byte code, for interpreters of one magic number; others compile the text.
     """
 
     source: BlobDigest
+    code: CompiledProgram | None
     device_type: str
     inputs: tuple[InputFacts, ...]
     outputs: int
@@ -104,17 +122,25 @@ class SealedPiece:
 
     @property
     def blobs(self) -> tuple[BlobDigest, ...]:
-        """Every blob that loading reads, each once, in a fixed order."""
-        digests = [self.source, *(kernel.blob for kernel in self.kernels)]
+        """Every blob that the record names, each once, in a fixed order."""
+        code = [self.code.blob] if self.code is not None else []
+        digests = [self.source, *code, *(kernel.blob for kernel in self.kernels)]
         if self.constants is not None:
             digests.append(self.constants)
         return tuple(dict.fromkeys(digests))
+
+    def program(self, magic: str) -> tuple[BlobDigest, bool]:
+        """Return the blob that an interpreter of this magic number runs, and whether it is byte code."""
+        if self.code is not None and self.code.magic == magic:
+            return self.code.blob, True
+        return self.source, False
 
     def to_json(self) -> dict[str, Json]:
         """Return the JSON form."""
         return {
             "schema": SCHEMA,
             "source": self.source,
+            "code": None if self.code is None else {"magic": self.code.magic, "blob": self.code.blob},
             "device_type": self.device_type,
             "inputs": [facts.to_json() for facts in self.inputs],
             "outputs": self.outputs,
@@ -156,6 +182,7 @@ class SealedPiece:
             fields.fail("device_type", f"one of {DEVICE_TYPES}", device_type)
         piece = cls(
             source=fields.digest("source"),
+            code=fields.opt_item("code", CompiledProgram.parse),
             device_type=device_type,
             inputs=fields.list_("inputs", InputFacts.parse, max_items=MAX_INPUTS),
             outputs=fields.int_("outputs", high=MAX_INPUTS),

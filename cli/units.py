@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-_BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
+_BYTE_UNITS: Final = ("kB", "MB", "GB", "TB")
 _AGE_UNITS: Final = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 
 
 def bytes_(count: int) -> str:
     """Return ``12.3 MB`` for a number of bytes; units are powers of 1,000."""
-    value = float(count)
-    for unit in _BYTE_UNITS:
-        if value < 999.5 or unit == _BYTE_UNITS[-1]:
-            break
-        value /= 1000
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
+    if count < 1000:
+        return f"{count} B"
+    value, power = count / 1000, 0
+    while value >= 999.5 and power < len(_BYTE_UNITS) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.{1 if value < 99.95 else 0}f} {_BYTE_UNITS[power]}"
 
 
 def seconds(value: float) -> str:

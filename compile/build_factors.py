@@ -37,6 +37,10 @@ _OWN_CODE = (
     "stitch.py",
 )
 
+# Factors that only a trace tells. A hit is found without them: the live model is checked against the
+# entry's predicates instead, which say the same.
+TRACED = ("build observed", "model tree", "predicates", "programs")
+
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -71,18 +75,18 @@ class BuildFactors:
         ).group_digests()
         return own == kept
 
-    def tree(self, records: Sequence[SourceRecord], build_observed: bool) -> FactorTree:
-        """Return the entry's whole factor tree."""
+    def tree(self, records: Sequence[SourceRecord], traced: Mapping[str, object]) -> FactorTree:
+        """Return the entry's whole factor tree; ``traced`` holds the factors of ``TRACED``."""
         return FactorTree.of(
             environment=self.environment,
-            configuration={**self.configuration, "build observed": build_observed},
+            configuration={**self.configuration, **{name: traced[name] for name in TRACED}},
             sources=source_factors(records),
             compiler=self.compiler,
         )
 
 
 def _without_trace(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
-    return tuple(factor for factor in factors if factor.name != "build observed")
+    return tuple(factor for factor in factors if factor.name not in TRACED)
 
 
 def build_factors(

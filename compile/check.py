@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from pwcc.cache import strict
 from pwcc.cache.errors import CorruptEntry
 from pwcc.compile.numerics import NumericsRecord, recheck
 from pwcc.compile.piece_graph import PieceGraph
+from pwcc.compile.runtime import program_code
 from pwcc.compile.runtime.samples import relative_error
 
 if TYPE_CHECKING:
@@ -76,10 +78,25 @@ def check(
     compiled: CompiledModel, model: nn.Module, inputs_for: Callable[[int], Sequence[torch.Tensor]] | None
 ) -> CheckReport:
     """Re-run the recorded checks; see :meth:`CompiledModel.check`."""
+    _compare_programs(compiled)
     rows = _piece_rows(compiled)
     if inputs_for is not None:
         rows += _model_rows(compiled, model, inputs_for)
     return CheckReport(tuple(rows))
+
+
+def _compare_programs(compiled: CompiledModel) -> None:
+    """Prove that the byte code in use is what the readable program of each piece compiles to."""
+    records = (p.record for program in compiled.programs for v in program.variants for p in v.pieces)
+    for record in records:
+        blob, is_code = record.program(program_code.MAGIC)
+        text = compiled.read_blob(record.source)
+        if is_code and program_code.encode(text) != compiled.read_blob(blob):
+            raise CorruptEntry(
+                "expected byte code that the piece's program compiles to, got another",
+                where=f"piece {record.source[:12]}",
+                hint="do not use this entry: remove it and compile again",
+            )
 
 
 def _piece_rows(compiled: CompiledModel) -> list[CheckRow]:
@@ -97,18 +114,19 @@ def _piece_rows(compiled: CompiledModel) -> list[CheckRow]:
         ]
         records = recorded.list_("variants", _parse_records)
         for variant, numbers in zip(program.variants, records, strict=True):
-            for index, (piece, graph, record) in enumerate(zip(variant.pieces, graphs, numbers, strict=True)):
+            kind = "static" if variant.static else "dynamic"
+            for index, (piece, graph, sizes) in enumerate(zip(variant.pieces, graphs, numbers, strict=True)):
                 call: Any = piece.call
-                error = recheck(graph, record, compiled.device, call)
-                kind = "static" if variant.static else "dynamic"
-                rows.append(CheckRow(f"piece {index} {kind}", record.size, error, record.tolerance))
+                for record in sizes:
+                    error = recheck(graph, record, compiled.device, call)
+                    rows.append(CheckRow(f"piece {index} {kind}", record.size, error, record.tolerance))
     return rows
 
 
-def _parse_records(value: object, where: str) -> tuple[NumericsRecord, ...]:
-    if not isinstance(value, list):
-        raise CorruptEntry("expected a list of numerics records", where=where)
-    return tuple(NumericsRecord.parse(item, where) for item in value)
+def _parse_records(value: object, where: str) -> tuple[tuple[NumericsRecord, ...], ...]:
+    if not isinstance(value, list) or not all(isinstance(item, list) for item in value):
+        raise CorruptEntry("expected lists of numerics records", where=where)
+    return tuple(tuple(NumericsRecord.parse(record, where) for record in item) for item in value)
 
 
 def _model_rows(
@@ -134,6 +152,6 @@ def _flatten(value: object) -> list[object]:
         return [leaf for item in value.values() for leaf in _flatten(item)]
     if isinstance(value, (tuple, list)):
         return [leaf for item in value for leaf in _flatten(item)]
-    if hasattr(value, "__dataclass_fields__"):
-        return [leaf for name in value.__dataclass_fields__ for leaf in _flatten(getattr(value, name))]
+    if dataclasses.is_dataclass(value):
+        return [leaf for field in dataclasses.fields(value) for leaf in _flatten(getattr(value, field.name))]
     return [value]

@@ -15,6 +15,7 @@ from pwcc.cache.manifest import Manifest
 from pwcc.compile.runtime.calling import Binder, CallingConvention
 from pwcc.compile.runtime.held import bind_weights
 from pwcc.compile.runtime.piece import LoadedPiece
+from pwcc.compile.runtime.targets import resolve_target
 
 if TYPE_CHECKING:
     from pwcc.compile.check import CheckReport
@@ -127,7 +128,7 @@ class CompiledModel:
             program.by_size = {}
             for variant in program.variants:
                 calls = [piece.call for piece in variant.pieces]
-                variant.run = program.bind(calls, resolve_operation, constant(self._device), weights)
+                variant.run = program.bind(calls, resolve_target, constant(self._device), weights)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model; returns what ``forward`` returns.
@@ -194,13 +195,6 @@ class CompiledModel:
         from pwcc.compile.check import check
 
         return check(self, self._model, inputs_for)
-
-
-def resolve_operation(name: str) -> Callable[..., Any]:
-    """Return the function behind a name in ``stitch.py``."""
-    from pwcc.compile.piece_graph import resolve_target
-
-    return resolve_target(name)
 
 
 def constant(device: torch.device) -> Callable[[str, str], object]:

@@ -67,8 +67,15 @@ class EntryWriter:
             put.sizes.update(result.blobs)
         names = piece_names(self.traced)
         programs = tuple(self._program(item, names, put) for item in self.traced)
-        factors = self.build.tree(self.sources, self.request.build_observed)
         request = self.request
+        predicates = put.put_blob(self.predicates.to_json())
+        traced = {
+            "build observed": request.build_observed,
+            "model tree": tree_digest,
+            "predicates": predicates,
+            "programs": [[program.stitch, program.calling] for program in programs],
+        }
+        factors = self.build.tree(self.sources, traced)
         return Manifest(
             pwcc_version=pwcc.__version__,
             entry_key=entry_key(factors),
@@ -84,7 +91,7 @@ class EntryWriter:
             build_observed=request.build_observed,
             requirements=self._requirements(),
             sources=self.sources,
-            predicates=put.put_blob(self.predicates.to_json()),
+            predicates=predicates,
             factors=put.put_blob(strict.canonical(factors.to_json())),
             numerics=put.put_blob(
                 strict.canonical({"programs": [self._numerics(i, put) for i in self.traced]})
@@ -123,7 +130,10 @@ class EntryWriter:
         return {
             "graphs": [put.put_blob(graph.to_bytes()) for graph in unique],
             "variants": [
-                [self.results[graph.digest, variant].numerics.to_json() for graph in unique]
+                [
+                    [record.to_json() for record in self.results[graph.digest, variant].numerics]
+                    for graph in unique
+                ]
                 for variant in item.variants
             ],
         }
@@ -145,7 +155,7 @@ class EntryWriter:
                 VariantRecord(
                     variant.kind,
                     variant.low if variant.static else None,
-                    variant.low,
+                    max(variant.low, item.low),  # size 1 may have moved to a program of its own
                     variant.high,
                     tuple(self.results[graph.digest, variant].sealed for graph in unique),
                 )

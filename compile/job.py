@@ -6,26 +6,27 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
-from pwcc.cache.errors import SpecializationError
 from pwcc.cache.ids import FactorDigest, LookupKey
 from pwcc.cache.store import Store
 from pwcc.compile import build_factors
 from pwcc.compile.build_factors import BuildFactors
 from pwcc.compile.dump import dump_pieces, dump_program
-from pwcc.compile.entry import CountingBlobs, EntryWriter
+from pwcc.compile.entry import CountingBlobs, EntryWriter, Results
+from pwcc.compile.lowering_guards import excluded_sizes, require_covered
 from pwcc.compile.piece_cache import PieceCache
 from pwcc.compile.piece_compiler import PieceResult, PieceTask
 from pwcc.compile.predicates import collect
 from pwcc.compile.rebuild import Variant
 from pwcc.compile.report import CompileCounters, CompilePlan, CompileReport, OnProgress, Progress
 from pwcc.compile.request import Request
-from pwcc.compile.runtime.predicates import PredicateSet
+from pwcc.compile.runtime.predicates import Predicate, PredicateSet
 from pwcc.compile.split import PieceStep
-from pwcc.compile.tracing import Traced, make_plan, piece_names, stitch_of, trace_all
+from pwcc.compile.tracing import Traced, make_plan, piece_names, stitch_of, trace_all, trace_one
 from pwcc.compile.workers import default_jobs, run_tasks
 
 
@@ -53,6 +54,8 @@ class Job:
         self._counters = CompileCounters()
         self._seconds: dict[str, float] = {}
         self._warnings: list[str] = []
+        self._predicates: list[Predicate] = []
+        self._programs = 0
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -67,26 +70,27 @@ class Job:
         """Do every stage and publish."""
         with self._stage("trace"):
             traced = trace_all(self._model, self._request)
-            collected = [
-                collect(
-                    item.trace.guards,
-                    model=self._model,
-                    local_scope=item.trace.local_scope,
-                    global_scope=item.trace.global_scope,
-                )
-                for item in traced
-            ]
-            predicates = PredicateSet.of(predicate for found in collected for predicate in found.predicates)
-            records = build_factors.source_records([code for item in traced for code in item.trace.traced_code])
+            self._collect(traced)
         with self._stage("split"):
             plan = make_plan(self._model, self._request, traced)
-            self._count_plan(traced, plan)
+            self._warn_without_splits(plan)
         with tempfile.TemporaryDirectory(prefix="pwcc-") as scratch, self._stage("compile"):
-            results = self._compile(traced, Path(scratch))
+            traced, results = self._compile(traced, Path(scratch))
+        plan = make_plan(self._model, self._request, traced)
+        self._count_plan(traced, plan)
         self._seconds["tune"] = sum(result.tune_seconds for result in results.values())
         with self._stage("publish"):
             writer = EntryWriter(
-                self._store, self._model, self._request, self._build, traced, results, predicates, records
+                store=self._store,
+                model=self._model,
+                request=self._request,
+                build=self._build,
+                traced=traced,
+                results=results,
+                predicates=PredicateSet.of(self._predicates),
+                sources=build_factors.source_records(
+                    [code for item in traced for code in item.trace.traced_code]
+                ),
             )
             manifest = writer.manifest(key, tree_digest)
             publication = self._store.publish(manifest)
@@ -104,6 +108,29 @@ class Job:
             warnings=tuple(self._warnings),
         )
 
+    def _collect(self, traced: Sequence[Traced]) -> None:
+        """Keep the predicates of new traces, and dump them."""
+        for item in traced:
+            found = collect(
+                item.trace.guards,
+                model=self._model,
+                local_scope=item.trace.local_scope,
+                global_scope=item.trace.global_scope,
+            )
+            self._predicates.extend(found.predicates)
+            if self._dump is not None:
+                dump_program(self._dump, self._programs, item.trace, item.program, stitch_of(item))
+            self._programs += 1
+
+    def _warn_without_splits(self, plan: CompilePlan) -> None:
+        if self._request.options.splitting_ops and not plan.splits:
+            wanted = ", ".join(self._request.options.splitting_ops)
+            self._warnings.append(
+                f"no split point: the graph holds none of {wanted}; the model was compiled as one piece. "
+                "If it has attention, route it through torch.ops.pwcc.attention or name your own op with "
+                "--splitting-ops"
+            )
+
     def _count_plan(self, traced: Sequence[Traced], plan: CompilePlan) -> None:
         counters = self._counters
         counters.graphs_seen = len(traced)
@@ -112,20 +139,43 @@ class Job:
         counters.unique_pieces = len(plan.unique)
         counters.splits = plan.splits
         counters.variants = len(plan.variants)
-        if self._request.options.splitting_ops and not plan.splits:
-            wanted = ", ".join(self._request.options.splitting_ops)
-            self._warnings.append(
-                f"no split point: the graph holds none of {wanted}; the model was compiled as one piece. "
-                "If it has attention, route it through torch.ops.pwcc.attention or name your own op with "
-                "--splitting-ops"
-            )
-        if self._dump is not None:
-            for number, item in enumerate(traced):
-                dump_program(self._dump, number, item.trace, item.program, stitch_of(item))
 
-    def _compile(
-        self, traced: Sequence[Traced], scratch: Path
-    ) -> dict[tuple[FactorDigest, Variant], PieceResult]:
+    def _compile(self, traced: Sequence[Traced], scratch: Path) -> tuple[list[Traced], Results]:
+        """Compile every unique piece for every variant.
+
+        Where lowering holds for all sizes but 1, that size is traced again on its own: a graph whose
+        range excludes a size must not serve it, compiled for that size or not.
+        """
+        cache = PieceCache(self._store, self._request.target)
+        results = self._run(traced, {}, cache, scratch)
+        completed: list[Traced] = []
+        for item in traced:
+            if self._excludes_one(item, results):
+                one = trace_one(self._model, self._request)
+                self._collect([one])
+                larger = tuple(variant for variant in item.variants if variant.high > 1)
+                completed += [one, replace(item, low=2, variants=larger)]
+            else:
+                completed.append(item)
+        if len(completed) > len(traced):
+            results = self._run(completed, results, cache, scratch)
+        if self._dump is not None:
+            names = piece_names(completed)
+            named = {f"{names[d]}.{v}": result for (d, v), result in results.items() if d in names}
+            dump_pieces(self._dump, named, self._store)
+        return completed, results
+
+    def _excludes_one(self, item: Traced, results: Results) -> bool:
+        static = [variant.low for variant in item.variants if variant.static and variant.low > 1]
+        excluded: dict[int, str] = {}
+        for variant in item.variants:
+            if not variant.static:
+                for graph in item.program.unique:
+                    excluded |= excluded_sizes(results[graph.digest, variant], graph.symbols, variant)
+                require_covered(excluded, static, variant)
+        return 1 in excluded
+
+    def _run(self, traced: Sequence[Traced], known: Results, cache: PieceCache, scratch: Path) -> Results:
         names = piece_names(traced)
         tasks: dict[tuple[FactorDigest, Variant], PieceTask] = {}
         for item in traced:
@@ -134,12 +184,11 @@ class Job:
                 first.setdefault(piece.graph.digest, piece)
             for variant in item.variants:
                 for digest, piece in first.items():
-                    tasks.setdefault((digest, variant), self._task(names[digest], piece, variant, item))
-        cache = PieceCache(self._store, self._request.target)
-        results = {key: found for key, task in tasks.items() if (found := cache.get(task)) is not None}
-        self._counters.piece_cache_hits = len(results)
-        missing = [key for key in tasks if key not in results]
-        total, done = len(tasks), len(results)
+                    if (digest, variant) not in known:
+                        tasks.setdefault((digest, variant), self._task(names[digest], piece, variant))
+        found = {key: hit for key, task in tasks.items() if (hit := cache.get(task)) is not None}
+        missing = [key for key in tasks if key not in found]
+        total, done = len(tasks), len(found)
         self._tell(Progress("compile", done, total))
 
         def on_done(index: int, result: PieceResult) -> None:
@@ -152,21 +201,18 @@ class Job:
         jobs = self._jobs or default_jobs(len(missing), self._request.target.device.type)
         blobs = CountingBlobs(self._store)
         made = run_tasks([tasks[key] for key in missing], blobs, jobs=jobs, scratch=scratch, on_done=on_done)
-        for key, result in zip(missing, made, strict=True):
-            results[key] = result
-        self._counters.compiles = len(made)
-        self._counters.autotunes = sum(tasks[key].tuned for key in missing)
-        self._counters.kernels_sealed = sum(result.kernels for result in made)
-        self._counters.blobs_written = len({digest for result in made for digest in result.blobs})
-        for result in results.values():
-            self._refuse_lowering_guards(result)
-        if self._dump is not None:
-            dump_pieces(
-                self._dump, {f"{tasks[k].name}.{tasks[k].variant}": r for k, r in results.items()}, self._store
-            )
-        return results
+        self._count(made, hits=len(found), tuned=sum(tasks[key].tuned for key in missing))
+        return {**known, **found, **dict(zip(missing, made, strict=True))}
 
-    def _task(self, name: str, piece: PieceStep, variant: Variant, item: Traced) -> PieceTask:
+    def _count(self, made: Sequence[PieceResult], *, hits: int, tuned: int) -> None:
+        counters = self._counters
+        counters.piece_cache_hits += hits
+        counters.compiles += len(made)
+        counters.autotunes += tuned
+        counters.kernels_sealed += sum(result.kernels for result in made)
+        counters.blobs_written += len({digest for result in made for digest in result.blobs})
+
+    def _task(self, name: str, piece: PieceStep, variant: Variant) -> PieceTask:
         tuned = self._request.options.autotune and variant.static
         options, march, flags = build_factors.sealing_options(
             self._request.options, self._request.target, tuned
@@ -183,11 +229,3 @@ class Job:
             lines=piece.lines,
             alias_groups=piece.alias_groups,
         )
-
-    def _refuse_lowering_guards(self, result: PieceResult) -> None:
-        """Lowering may not narrow what was asked; with unbacked sizes it has nothing to guard on."""
-        if result.guards:
-            text, where = result.guards[0]
-            raise SpecializationError(
-                f"lowering holds only where {text}", where=where, hint="report the piece with --dump"
-            )

@@ -7,6 +7,7 @@ where Inductor is exact). ``eager`` is the error of the same operations in the m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from pwcc.compile.runtime.samples import copies, relative_error, sample_inputs, 
 SEED = 20250711
 # Compiled code rounds in other places than eager does; beyond this factor it computes something else.
 SANITY_FACTOR = 16.0
+MAX_SIZE = 2**31 - 1  # tokens; a check allocates inputs of the recorded size
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,22 @@ class NumericsRecord:
         """Parse what :meth:`to_json` wrote; raise CorruptEntry otherwise."""
         fields = strict.Fields(value, where)
         record = cls(
-            size=fields.int_("size"),
+            size=fields.int_("size", high=MAX_SIZE),
             seed=fields.int_("seed"),
-            eager=fields.float_("eager"),
-            compiled=fields.float_("compiled"),
-            sealed=fields.float_("sealed"),
-            tolerance=fields.float_("tolerance"),
+            eager=_error(fields, "eager"),
+            compiled=_error(fields, "compiled"),
+            sealed=_error(fields, "sealed"),
+            tolerance=_error(fields, "tolerance"),
         )
         fields.done()
         return record
+
+
+def _error(fields: strict.Fields, name: str) -> float:
+    value = fields.float_(name)
+    if not (math.isfinite(value) and value >= 0):
+        fields.fail(name, "a finite number from 0 on", value)
+    return value
 
 
 Run = Callable[[list[object]], Sequence[object]]

@@ -16,16 +16,18 @@ from typing import Any, Protocol
 import torch
 
 from pwcc.cache import strict
-from pwcc.cache.errors import PieceCompileError, PwccError, UnsealableError
+from pwcc.cache.errors import NumericsError, PieceCompileError, PwccError, UnsealableError
 from pwcc.cache.ids import BlobDigest, blob_digest
 from pwcc.cache.sealed import InputFacts
 from pwcc.compile import numerics
 from pwcc.compile.numerics import NumericsRecord
 from pwcc.compile.piece_graph import PieceGraph, SymbolInput
 from pwcc.compile.rebuild import Variant, rebuild
+from pwcc.compile.runtime.expressions import compile_expressions
 from pwcc.compile.runtime.piece import PieceLoader
 from pwcc.compile.runtime.samples import sample_inputs
 from pwcc.compile.torch_private import inductor, symbols
+from pwcc.compile.torch_private.dynamo import is_data_dependent
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class PieceResult:
     """
 
     sealed: BlobDigest
-    numerics: NumericsRecord
+    numerics: tuple[NumericsRecord, ...]
     guards: tuple[tuple[str, str | None], ...]
     blobs: Mapping[BlobDigest, int]
     kernels: int
@@ -111,7 +113,7 @@ class PieceResult:
         """Return the JSON form, as the piece cache stores it."""
         return {
             "sealed": self.sealed,
-            "numerics": self.numerics.to_json(),
+            "numerics": [record.to_json() for record in self.numerics],
             "guards": [[text, where] for text, where in self.guards],
             "blobs": dict(sorted(self.blobs.items())),
             "kernels": self.kernels,
@@ -125,7 +127,7 @@ class PieceResult:
         fields = strict.Fields(strict.loads(data, where=where), where)
         result = cls(
             sealed=fields.digest("sealed"),
-            numerics=NumericsRecord.parse(fields.take("numerics"), where),
+            numerics=fields.list_("numerics", NumericsRecord.parse, max_items=100),
             guards=fields.list_("guards", _as_guard),
             blobs={
                 strict.as_digest(key, where): size
@@ -170,7 +172,14 @@ def compile_piece(
         NumericsError: the sealed piece disagrees with eager.
     """
     try:
-        return _compile(task, blobs, scratch, tune_lock)
+        try:
+            return _compile(task, blobs, scratch, tune_lock, backed=False)
+        except Exception as error:
+            asks = isinstance(error, NumericsError) or is_data_dependent(error)
+            if task.variant.static or not asks:
+                raise
+        # The piece's code depends on the value of the size, which backed symbols make explicit as guards.
+        return _compile(task, blobs, scratch, tune_lock, backed=True)
     except PwccError as error:
         error.message = f"piece {task.name} ({task.variant}): {error.message}"
         error.where = error.where or _line_of(task, inductor.failed_operation(error))
@@ -199,7 +208,9 @@ def _line_of(task: PieceTask, operation: str | None) -> str | None:
     return next((line for line in task.lines if line), None)
 
 
-def _compile(task: PieceTask, blobs: Blobs, scratch: Path, tune_lock: Path | None) -> PieceResult:
+def _compile(
+    task: PieceTask, blobs: Blobs, scratch: Path, tune_lock: Path | None, *, backed: bool
+) -> PieceResult:
     from pwcc.compile.sealing.builder_paths import builder_paths
     from pwcc.compile.sealing.compiled import CompiledPiece
     from pwcc.compile.sealing.driver import write_driver
@@ -207,15 +218,12 @@ def _compile(task: PieceTask, blobs: Blobs, scratch: Path, tune_lock: Path | Non
 
     started = time.perf_counter()
     device = torch.device(task.device)
-    rebuilt = rebuild(task.graph, task.variant, device, task.lines)
-    names = dict(zip(_symbols_of(rebuilt.inputs), task.graph.symbols, strict=False))
     options, paths = dict(task.options), builder_paths([str(scratch)])
     if device.type == "cpu":
         driver = write_driver(scratch / "driver", march=task.march, path_prefixes=paths)
         options["cpp.cxx"] = (None, str(driver))
     with inductor.private_caches(scratch):
-        result = inductor.compile_graph(rebuilt.graph_module, rebuilt.inputs, rebuilt.fake_mode, options)
-    guards = _guards(result.guards, names, rebuilt.fake_mode.shape_env)
+        result, guards = _lower(task, device, options, backed=backed)
     _refuse_aliased_writes(task, result.mutated_inputs)
     compiled = time.perf_counter()
     size = task.variant.hint
@@ -250,7 +258,11 @@ def _compile(task: PieceTask, blobs: Blobs, scratch: Path, tune_lock: Path | Non
     with inductor.private_caches(scratch):
         record, digest = seal(piece, put)
     sealed: Any = PieceLoader(blobs.read_blob, device).load(record).call
-    measured = numerics.measure(task.graph, size, device, compiled=run, sealed=sealed)
+    measured = tuple(
+        numerics.measure(task.graph, size, device, compiled=run, sealed=sealed)
+        for size in task.variant.check_sizes
+        if _holds(guards, task.graph.symbols, size)
+    )
     return PieceResult(
         sealed=digest,
         numerics=measured,
@@ -260,6 +272,21 @@ def _compile(task: PieceTask, blobs: Blobs, scratch: Path, tune_lock: Path | Non
         seconds=compiled - started,
         tune_seconds=tuned - compiled,
     )
+
+
+def _lower(
+    task: PieceTask, device: torch.device, options: Mapping[str, object], *, backed: bool
+) -> tuple[inductor.InductorResult, tuple[tuple[str, str | None], ...]]:
+    """Compile the rebuilt piece; return it with the conditions on sizes that lowering relies on."""
+    rebuilt = rebuild(task.graph, task.variant, device, task.lines, backed=backed)
+    names = dict(zip(_symbols_of(rebuilt.inputs), task.graph.symbols, strict=False))
+    result = inductor.compile_graph(rebuilt.graph_module, rebuilt.inputs, rebuilt.fake_mode, options)
+    return result, _guards(result.guards, names, rebuilt.fake_mode.shape_env)
+
+
+def _holds(guards: Sequence[tuple[str, str | None]], names: Sequence[str], size: int) -> bool:
+    """Tell whether a size meets every guard; the others are served by variants of their own."""
+    return all(compile_expressions([text for text, _ in guards], names)(*(size for _ in names)))
 
 
 def _exclusive(lock: Path | None) -> AbstractContextManager[object]:

@@ -17,10 +17,7 @@ JSON with one-key objects for what JSON lacks:
 from __future__ import annotations
 
 import functools
-import importlib
-import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -29,7 +26,9 @@ import torch
 from pwcc.cache import strict
 from pwcc.cache.errors import CorruptEntry
 from pwcc.cache.ids import FactorDigest, factor_digest
-from pwcc.compile.runtime.expressions import compile_expressions
+from pwcc.compile.runtime.arguments import check_argument, decode_argument, torch_value, values_in
+from pwcc.compile.runtime.expressions import check_symbols, compile_expressions, parse_expression
+from pwcc.compile.runtime.targets import require_attribute, require_method, resolve_target
 
 SCHEMA = 1
 ALLOCATIONS = frozenset({"empty", "empty_like", "new_empty", "empty_strided"})
@@ -56,6 +55,15 @@ class TensorInput:
             "stride": list(self.stride),
             "offset": self.offset,
         }
+
+    def check(self, symbols: Sequence[str], where: str) -> None:
+        """Refuse an unknown dtype, another number of strides than sizes, and unknown symbols."""
+        torch_value("dtype", self.dtype)
+        if len(self.shape) != len(self.stride):
+            raise CorruptEntry(f"expected {len(self.shape)} strides, got {len(self.stride)}", where=where)
+        for dim in (*self.shape, *self.stride, self.offset):
+            if isinstance(dim, str):
+                parse_expression(dim, symbols)
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,23 @@ class PieceNode:
         """Return the canonical form."""
         return [self.op, self.target, self.args, self.kwargs]
 
+    def check(self, made: int, symbols: Sequence[str], where: str) -> None:
+        """Refuse arguments of another form, and methods and attributes that no piece needs."""
+        if (
+            not isinstance(self.args, list)
+            or not isinstance(self.kwargs, dict)
+            or list(self.kwargs) != ["dict"]
+        ):
+            raise CorruptEntry("expected a list of arguments and a dict of keyword arguments", where=where)
+        check_argument(self.args, made, symbols, where)
+        check_argument(self.kwargs, made, symbols, where)
+        if self.op == "call_method":
+            require_method(self.target)
+            if not self.args:
+                raise CorruptEntry(f"expected a tensor for the method {self.target!r}", where=where)
+        if self.target == "builtins.getattr":
+            require_attribute(self.args[1] if len(self.args) == 2 else None)
+
 
 @dataclass(frozen=True)
 class PieceGraph:
@@ -107,13 +132,21 @@ class PieceGraph:
     @functools.cached_property
     def written_outputs(self) -> tuple[int, ...]:
         """Positions of the outputs whose values mean something: not memory that is only allocated here."""
-        first = len(self.inputs)
-        bare = {first + i for i, node in enumerate(self.nodes) if node.target.rsplit(".", 1)[-1] in ALLOCATIONS}
-        used = {value for node in self.nodes for value in _values_in((node.args, node.kwargs))}
+        memory: dict[int, int] = {}  # value -> the allocation that it is, or is a view of
+        written: set[int] = set()
+        for number, node in enumerate(self.nodes, len(self.inputs)):
+            name = _plain_name(node.target)
+            used = values_in((node.args, node.kwargs))
+            if name in ALLOCATIONS:
+                memory[number] = number
+            elif name in _VIEWS and used and used[0] in memory and not set(used[1:]) & set(memory):
+                memory[number] = memory[used[0]]
+            else:
+                written.update(memory[value] for value in used if value in memory)
         return tuple(
             position
             for position, output in enumerate(self.outputs)
-            if not set(_values_in(output)) & (bare - used)
+            if not any(memory.get(value, -1) not in {*written, -1} for value in values_in(output))
         )
 
     @functools.cached_property
@@ -147,17 +180,37 @@ class PieceGraph:
             outputs=fields.list_("outputs", lambda value, _: value),
         )
         fields.done()
+        graph._check(where)
         return graph
 
+    def _check(self, where: str) -> None:
+        """Refuse what :func:`interpret` could not run: values before they exist, unknown tags and symbols."""
+        symbols = self.symbols
+        check_symbols(symbols)
+        if any(isinstance(item, SymbolInput) for item in self.inputs[len(symbols) :]):
+            raise CorruptEntry("expected the symbols first among a piece's inputs", where=where)
+        for item in self.inputs:
+            if isinstance(item, TensorInput):
+                item.check(symbols, where)
+        for made, node in enumerate(self.nodes, len(self.inputs)):
+            node.check(made, symbols, where)
+        for output in self.outputs:
+            if not isinstance(output, dict) or list(output) != ["v"]:
+                raise CorruptEntry(f"expected a value as an output, got {repr(output)[:80]}", where=where)
+            check_argument(output, len(self.inputs) + len(self.nodes), symbols, where)
 
-def _values_in(item: object) -> list[int]:
-    if isinstance(item, (list, tuple)):
-        return [value for element in item for value in _values_in(element)]
-    if isinstance(item, dict):
-        if "v" in item:
-            return [item["v"]]
-        return [value for element in item.values() for value in _values_in(element)]
-    return []
+
+_VIEWS = frozenset(
+    """
+    view view_as reshape transpose permute t T mT unsqueeze squeeze expand unbind split chunk narrow select
+    getitem getattr flatten unflatten detach as_strided movedim swapaxes
+    """.split()  # noqa: SIM905 (a table)
+)
+
+
+def _plain_name(target: str) -> str:
+    parts = target.split(".")
+    return parts[3] if parts[:2] == ["torch", "ops"] and len(parts) > 3 else parts[-1]
 
 
 def _parse_dim(value: object, where: str) -> Dim:
@@ -193,67 +246,6 @@ def _parse_node(value: object, where: str) -> PieceNode:
 
 # --- running a canonical graph eagerly -------------------------------------------------------------
 
-_ROOTS = ("torch", "operator", "_operator", "math", "builtins")
-_BUILTINS = frozenset({"getattr", "max", "min", "abs", "float", "int", "bool", "sum", "round", "len"})
-
-
-@functools.cache
-def resolve_target(target: str) -> Callable[..., object]:
-    """Return the function behind a qualified name such as ``torch._C._nn.linear``.
-
-    Only names under ``torch``, ``operator``, ``math`` and a few builtins resolve.
-
-    Raises:
-        CorruptEntry: the name is outside those roots or does not exist.
-    """
-    root, *path = target.split(".")
-    if root not in _ROOTS or not path or (root == "builtins" and path[0] not in _BUILTINS):
-        raise CorruptEntry(f"a piece may not call {target!r}")
-    found: object = importlib.import_module("operator" if root == "_operator" else root)
-    for part in path:
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise CorruptEntry(
-                f"the operation {target!r} does not exist in this process",
-                hint="import the library that registers it before loading",
-            ) from None
-    if not callable(found):
-        raise CorruptEntry(f"{target!r} is not callable")
-    return found
-
-
-def decode_argument(
-    value: object, values: Sequence[object], size: Callable[[str], object], device: torch.device
-) -> object:
-    """Turn an encoded argument into what the operation takes; ``size`` evaluates an expression."""
-    if isinstance(value, list):
-        return [decode_argument(item, values, size, device) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((tag, held),) = value.items()
-    match tag:
-        case "v":
-            return values[held]
-        case "s":
-            return size(held)
-        case "dtype" | "layout" | "memory_format":
-            return getattr(torch, held)
-        case "device":
-            return torch.device(held) if held != device.type else device
-        case "slice":
-            return slice(*(decode_argument(item, values, size, device) for item in held))
-        case "ellipsis":
-            return ...
-        case "tuple":
-            return tuple(decode_argument(item, values, size, device) for item in held)
-        case "dict":
-            return {key: decode_argument(item, values, size, device) for key, item in held}
-        case "float":
-            return float(held)
-        case _:
-            raise CorruptEntry(f"unknown argument tag {tag!r} in a piece graph")
-
 
 def interpret(
     graph: PieceGraph, inputs: Sequence[object], *, device: torch.device, upcast: bool = False
@@ -261,6 +253,9 @@ def interpret(
     """Run a piece eagerly, operation by operation; the reference that sealed pieces are checked against.
 
     With ``upcast`` every reduced-precision dtype in the graph becomes float32, as must the inputs.
+
+    Raises:
+        CorruptEntry: an operation may not be called, does not exist here, or fails.
     """
     symbols = graph.symbols
     sizes = tuple(cast(int, value) for value in inputs[: len(symbols)])
@@ -271,16 +266,30 @@ def interpret(
     def one(value: object) -> object:
         return decode_argument(_widen(value) if upcast else value, values, size, device)
 
+    if len(inputs) != len(graph.inputs):
+        raise CorruptEntry(f"expected {len(graph.inputs)} inputs of a piece, got {len(inputs)}")
     values: list[object] = list(inputs)
     for node in graph.nodes:
         args = cast(Sequence[object], one(node.args))
         kwargs = cast(Mapping[str, object], one(node.kwargs))
-        if node.op == "call_method":
-            name = "float" if upcast and node.target in ("half", "bfloat16") else node.target
-            values.append(getattr(args[0], name)(*args[1:], **kwargs))
-        else:
-            values.append(resolve_target(node.target)(*args, **kwargs))
+        try:
+            values.append(_run(node, args, kwargs, upcast))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise CorruptEntry(
+                f"the operation {node.target} of a piece failed: {type(error).__name__}: {error}"
+            ) from error
     return tuple(one(output) for output in graph.outputs)
+
+
+def _run(node: PieceNode, args: Sequence[object], kwargs: Mapping[str, object], upcast: bool) -> object:
+    if node.op != "call_method":
+        return resolve_target(node.target)(*args, **kwargs)
+    if not isinstance(args[0], torch.Tensor):
+        raise CorruptEntry(f"expected a tensor for the method {node.target!r}, got {type(args[0]).__name__}")
+    name = "float" if upcast and node.target in ("half", "bfloat16") else node.target
+    return getattr(args[0], name)(*args[1:], **kwargs)
 
 
 REDUCED = frozenset({"bfloat16", "float16"})
@@ -294,63 +303,3 @@ def _widen(value: object) -> object:
             return {"dtype": "float32"}
         return {key: _widen(item) for key, item in value.items()}
     return value
-
-
-def encode_constant(value: object) -> object:
-    """Encode a leaf that is neither a node nor a symbol.
-
-    Raises:
-        TypeError: the value has no portable form.
-    """
-    simple: dict[type, str] = {
-        torch.dtype: "dtype",
-        torch.layout: "layout",
-        torch.memory_format: "memory_format",
-    }
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else {"float": str(value)}
-        case torch.device():
-            return {"device": value.type}
-        case _ if value is ...:
-            return {"ellipsis": True}
-        case _ if type(value) in simple:
-            return {simple[type(value)]: str(value).removeprefix("torch.")}
-        case _:
-            raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
-
-
-_SEARCHED = (
-    "torch",
-    "torch.nn.functional",
-    "torch._C._nn",
-    "torch._C._special",
-    "torch._C._linalg",
-    "torch._C._fft",
-    "torch._C",
-    "builtins",
-    "math",
-)
-
-
-def target_name(target: Callable[..., object]) -> str | None:
-    """Return the qualified name under which :func:`resolve_target` finds ``target``, or None."""
-    if isinstance(target, torch._ops.OpOverload):
-        return f"torch.ops.{target.namespace}.{target._opname}.{target._overloadname}"
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return "torch.ops." + target._qualified_op_name.replace("::", ".")
-    name = getattr(target, "__name__", "")
-    if getattr(operator, name, None) is target:
-        return f"operator.{name}"
-    own = getattr(target, "__module__", None)
-    names = dict.fromkeys((getattr(target, "__qualname__", name), name))
-    for module in (*((own,) if own else ()), *_SEARCHED):
-        for candidate in (f"{module}.{found}" for found in names):
-            try:
-                if resolve_target(candidate) == target:  # builtin methods are equal, not identical
-                    return candidate
-            except (CorruptEntry, ImportError):
-                continue
-    return None

@@ -7,6 +7,7 @@ model, its names or its process can leak into the compiled piece, and any worker
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +17,16 @@ import torch
 from torch import fx
 
 from pwcc.cache import strict
+from pwcc.cache.errors import CorruptEntry
 from pwcc.compile.piece_graph import (
     Dim,
     PieceGraph,
     SymbolInput,
     TensorInput,
-    decode_argument,
-    resolve_target,
 )
+from pwcc.compile.runtime.arguments import decode_argument
 from pwcc.compile.runtime.expressions import compile_expressions, parse_expression
+from pwcc.compile.runtime.targets import resolve_target
 from pwcc.compile.torch_private import symbols
 
 
@@ -45,6 +47,11 @@ class Variant:
     def hint(self) -> int:
         """A size to warm up and check with: the size itself, or a middling one of the range."""
         return self.low if self.static else max(self.low, min(self.high, 64))
+
+    @property
+    def check_sizes(self) -> tuple[int, ...]:
+        """Sizes to check against eager: the ends where compiled ranges go wrong (1, 2), and the hint."""
+        return tuple(sorted({self.low, min(self.low + 1, self.high), self.hint}))
 
     def __str__(self) -> str:
         return f"n={self.low}" if self.static else f"n={self.low}..{self.high}"
@@ -71,7 +78,7 @@ class Rebuilt:
     fake_mode: Any
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[object, object], object]] = {
+_OPERATORS: dict[type[ast.operator], Callable[..., object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -80,26 +87,42 @@ _OPERATORS: dict[type[ast.operator], Callable[[object, object], object]] = {
 }
 
 
-_SYMBOLIC_CALLS = {"max": torch.sym_max, "min": torch.sym_min}
+_PAIRWISE: dict[str, Callable[..., object]] = {"max": torch.sym_max, "min": torch.sym_min}
+_SYMBOLIC_CALLS: dict[str, Callable[..., object]] = {
+    "max": lambda *sizes: functools.reduce(torch.sym_max, sizes),
+    "min": lambda *sizes: functools.reduce(torch.sym_min, sizes),
+}
 
 
 def rebuild(
-    piece: PieceGraph, variant: Variant, device: torch.device, lines: Sequence[str | None] = ()
+    piece: PieceGraph,
+    variant: Variant,
+    device: torch.device,
+    lines: Sequence[str | None] = (),
+    *,
+    backed: bool = False,
 ) -> Rebuilt:
     """Return the piece as a GraphModule with fake inputs on ``device``.
 
     ``lines`` are the user's source lines per node, for messages; they do not reach compiled code.
+    With ``backed`` the sizes of a dynamic variant have a hint, and what the compiler asks of them is
+    recorded as guards; without, it may ask nothing.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    fake_mode = FakeTensorMode(shape_env=ShapeEnv())
-    sizes: dict[str, Any] = {
-        name: variant.low
-        if variant.static
-        else symbols.new_unbacked_size(fake_mode.shape_env, variant.low, variant.high)
-        for name in piece.symbols
-    }
+    # Without 0/1 specialisation every question about a size, 1 included, shows as a guard.
+    env = ShapeEnv(specialize_zero_one=False, duck_shape=False) if backed else ShapeEnv()
+    fake_mode = FakeTensorMode(shape_env=env)
+
+    def new_size(name: str) -> Any:
+        if variant.static:
+            return variant.low
+        if backed:
+            return symbols.new_backed_size(env, name, variant.low, variant.high, hint=variant.hint)
+        return symbols.new_unbacked_size(env, variant.low, variant.high)
+
+    sizes: dict[str, Any] = {name: new_size(name) for name in piece.symbols}
     graph = fx.Graph()
     inputs: list[Any] = []
     values: list[Any] = []
@@ -159,9 +182,10 @@ def _emit(tree: ast.expr, sizes: Mapping[str, Any], graph: fx.Graph) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return _call(graph, operator.neg, [_emit(operand, sizes, graph)])
         case ast.Call(func=ast.Name(id=name), args=args):
-            return _call(graph, _SYMBOLIC_CALLS[name], [_emit(arg, sizes, graph) for arg in args])
+            emitted = [_emit(arg, sizes, graph) for arg in args]
+            return functools.reduce(lambda one, other: _call(graph, _PAIRWISE[name], [one, other]), emitted)
         case _:
-            raise TypeError(f"size expression {ast.unparse(tree)} cannot be computed in a graph")
+            raise CorruptEntry(f"expected a size, got the expression {ast.unparse(tree)[:80]!r}")
 
 
 def _call(graph: fx.Graph, function: Callable[..., object], args: list[Any]) -> Any:

@@ -9,9 +9,11 @@ from torch import nn
 
 from pwcc.cache.errors import TraceError
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 def parameter_names(model: nn.Module) -> list[str]:
-    """Return the parameters of ``forward`` in order.
+    """Return the positional parameters of ``forward`` in order; keyword-only ones keep their defaults.
 
     Raises:
         TraceError: ``forward`` takes ``*args``.
@@ -19,7 +21,7 @@ def parameter_names(model: nn.Module) -> list[str]:
     parameters = inspect.signature(model.forward).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
         raise TraceError("forward takes *args; pwcc needs named parameters", where=definition(model.forward))
-    return [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    return [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
 
 
 def definition(function: Callable[..., object]) -> str | None:

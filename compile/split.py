@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from pwcc.cache.errors import UnsealableError
+from pwcc.compile.conditions import run_time_value, source_line
 from pwcc.compile.piece_graph import (
     ALLOCATIONS,
     Dim,
@@ -25,16 +26,25 @@ from pwcc.compile.piece_graph import (
     PieceNode,
     SymbolInput,
     TensorInput,
-    encode_constant,
-    target_name,
 )
+from pwcc.compile.runtime.arguments import encode_constant
+from pwcc.compile.runtime.targets import target_name
 from pwcc.compile.torch_private import symbols
-from pwcc.compile.trace import ArgumentInput, Trace, WeightInput, source_line
+from pwcc.compile.trace import ArgumentInput, Trace, WeightInput
 
 DEFAULT_SPLITTING_OPS = ("pwcc::attention",)
 
-# Calls without a result that a traced graph may hold and that compiled inference does not need.
-_DROPPED = frozenset({"torch._C._set_grad_enabled", "torch._C._log_api_usage_once"})
+# Calls that a traced graph may hold and that compiled inference, always without gradients, does not need.
+_DROPPED = frozenset(
+    {"_set_grad_enabled", "_log_api_usage_once", "_enter_inference_mode", "_exit_inference_mode"}
+)
+# A sealed piece has no random state to draw from: its replay would repeat, or differ from, eager's numbers.
+_RANDOM = frozenset(
+    """
+    rand rand_like randn randn_like randint randint_like randperm bernoulli bernoulli_ multinomial normal
+    normal_ uniform_ exponential_ geometric_ cauchy_ log_normal_ random_ poisson
+    """.split()  # noqa: SIM905 (a table)
+)
 
 
 @dataclass(frozen=True)
@@ -107,10 +117,12 @@ def split(trace: Trace, splitting_ops: Sequence[str] = DEFAULT_SPLITTING_OPS) ->
 
     Args:
         trace: what :func:`pwcc.compile.trace.trace` returned.
-        splitting_ops: ``ns::name`` (any overload) or ``ns::name.overload``.
+        splitting_ops: ``ns::name`` (any overload) or ``ns::name.overload``; an operation that has several
+            is matched by the second form only where the code itself names the overload.
 
     Raises:
         UnsealableError: an operation or constant without a portable form, by name and source line.
+        TraceError: a size that the graph computes.
     """
     return _Splitter(trace, splitting_ops).run()
 
@@ -126,9 +138,7 @@ class _Splitter:
         self._values = 0
         weights = [n for n, origin in trace.origins.items() if isinstance(origin, WeightInput)]
         tensors = [i for i, p in enumerate(trace.calling.parameters) if p.kind == "tensor"]
-        self._weights = tuple(
-            origin.names for origin in trace.origins.values() if isinstance(origin, WeightInput)
-        )
+        self._weights = tuple(weight.names for weight in trace.calling.weights)
         for index, node in enumerate(weights):
             self._refs[node] = Ref("weight", index)
         for node, origin in trace.origins.items():
@@ -168,7 +178,16 @@ class _Splitter:
                 f"the graph holds {node.op} {node.target!r} (a higher-order operation or a constant tensor)",
                 where=source_line(node),
             )
-        if node.op == "call_function" and not node.users and _target(node) in _DROPPED:
+        name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", "")).split(
+            "."
+        )[0]
+        if name in _RANDOM and not self._is_splitting(node):
+            raise UnsealableError(
+                f"the graph draws random numbers ({name})",
+                where=source_line(node),
+                hint="draw them outside the compiled module and pass them in",
+            )
+        if name in _DROPPED:
             return False
         return not _is_size(node)
 
@@ -178,7 +197,8 @@ class _Splitter:
             name = f"{target.namespace}::{target._opname}"
             return name in self._names or f"{name}.{target._overloadname}" in self._names
         if isinstance(target, torch._ops.OpOverloadPacket):
-            return target._qualified_op_name in self._names
+            name, overloads = target._qualified_op_name, target.overloads()  # type: ignore[no-untyped-call]
+            return name in self._names or (len(overloads) == 1 and f"{name}.{overloads[0]}" in self._names)
         return False
 
     def _assign(self, nodes: Sequence[fx.Node]) -> list[tuple[bool, list[fx.Node]]]:
@@ -254,7 +274,8 @@ class _Splitter:
             )
         )
         local = self._local_symbols(members, external)
-        sizes = tuple(SymbolInput(name) for name in local.values())
+        own_names = dict(zip(map(self._trace.symbol_names.__getitem__, local), local.values(), strict=True))
+        sizes = tuple(SymbolInput(name) for name in own_names.values())
         inputs: list[PieceInput] = [*sizes, *(self._tensor_input(node, local) for node in external)]
         numbers: dict[fx.Node, int] = {node: len(sizes) + i for i, node in enumerate(external)}
         encoder = _Encoder(self._trace, local, lambda used: {"v": numbers[used]})
@@ -272,13 +293,11 @@ class _Splitter:
         leaving = [n for n in members if n in results or any(user in later for user in n.users)]
         for node in leaving:
             if _kind(node) != "Tensor":
-                raise UnsealableError(
-                    f"a {_kind(node)} crosses from one piece to the next", where=source_line(node)
-                )
+                raise _crossing(node, members)
         graph = PieceGraph(tuple(inputs), tuple(nodes), tuple({"v": numbers[node]} for node in leaving))
         return PieceStep(
             graph=graph,
-            symbols=tuple(self._trace.symbol_names[symbol] for symbol in local),
+            symbols=tuple(own_names),
             inputs=tuple(self._refs[node] for node in external),
             outputs=tuple(self._new_value(node) for node in leaving),
             lines=tuple(source_line(node) for node in members),
@@ -286,21 +305,29 @@ class _Splitter:
         )
 
     def _local_symbols(self, members: Sequence[fx.Node], external: Sequence[fx.Node]) -> dict[Any, str]:
-        """Name the symbols that a piece needs by first appearance: in its inputs, then in its arguments."""
+        """Name the symbols that a piece needs by first appearance: in its inputs, then in its arguments.
+
+        Torch's symbols that are one symbol of the program get one name.
+        """
+        where: str | None = None
         found: dict[Any, str] = {}
+        own: dict[str, str] = {}
 
         def see(value: object) -> None:
             if isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
                 for symbol in symbols.free_symbols(symbols.expression(value, self._trace.shape_env)):
                     if symbol not in self._trace.symbol_names:
-                        raise UnsealableError(f"a size depends on a value computed at run time: {symbol}")
-                    found.setdefault(symbol, f"s{len(found)}")
+                        raise run_time_value(symbol, where)
+                    name = self._trace.symbol_names[symbol]
+                    found[symbol] = own.setdefault(name, f"s{len(own)}")
 
         for node in external:
+            where = source_line(node)
             fake = node.meta["example_value"]
             for size in (*fake.shape, *fake.stride(), fake.storage_offset()):
                 see(size)
         for node in members:
+            where = source_line(node)
             for leaf in _leaves((node.args, node.kwargs)):
                 if isinstance(leaf, fx.Node) and _is_size(leaf):
                     value = leaf.meta["example_value"]
@@ -362,6 +389,23 @@ class _Encoder:
             return value
         text = symbols.to_text(symbols.expression(value, self._env), self._names)
         return text if isinstance(text, int) else {"s": text}
+
+
+def _crossing(node: fx.Node, members: Sequence[fx.Node]) -> UnsealableError:
+    after = members[members.index(node) :]
+    where = next((line for member in after if (line := source_line(member))), None)
+    name = getattr(node.target, "__name__", str(node.target))
+    if name.startswith("_enter_"):
+        return UnsealableError(
+            f"a region ({name.removeprefix('_enter_')}) begins in one piece and ends in another",
+            where=where,
+            hint="end it before the splitting operation and begin it again after, or put it around one side",
+        )
+    return UnsealableError(
+        f"a {_kind(node)}, the result of {name}, crosses from one piece to the next",
+        where=where,
+        hint="compute it again on the other side of the splitting operation",
+    )
 
 
 def _leaves(value: object) -> Iterable[object]:

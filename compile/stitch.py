@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 from collections.abc import Sequence
 from typing import cast
@@ -61,7 +62,9 @@ class _Stitcher:
     def _last_uses(self) -> dict[int, int]:
         last: dict[int, int] = {}
         for index, step in enumerate(self._program.steps):
-            made = step.outputs if isinstance(step, PieceStep) else ()
+            made = (
+                step.outputs if isinstance(step, PieceStep) else () if step.output is None else (step.output,)
+            )
             used = step.inputs if isinstance(step, PieceStep) else _refs((step.args, step.kwargs))
             for value in (*made, *(ref.index for ref in used if ref.kind == "value")):
                 last[value] = index
@@ -78,7 +81,7 @@ class _Stitcher:
     def _eager(self, step: EagerStep) -> str:
         function = self._bound(f"operation({step.target!r})")
         args = [self._literal(item) for item in _elements(step.args)]
-        kwargs = [f"{key}={self._literal(item)}" for key, item in _pairs(step.kwargs)]
+        kwargs = [_keyword(key, self._literal(item)) for key, item in _pairs(step.kwargs)]
         call = f"{function}({', '.join([*args, *kwargs])})"
         return call if step.output is None else f"v{step.output} = {call}"
 
@@ -114,6 +117,12 @@ class _Stitcher:
 
 def _targets(prefix: str, indices: Sequence[int]) -> str:
     return "".join(f"{prefix}{index}, " for index in indices).strip()
+
+
+def _keyword(key: str, text: str) -> str:
+    if key.isidentifier() and not keyword.iskeyword(key):
+        return f"{key}={text}"
+    return f"**{{{key!r}: {text}}}"  # ATen has arguments called "from" and "lambda"
 
 
 def _name(ref: Ref) -> str:

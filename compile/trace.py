@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -13,18 +14,15 @@ import torch
 from torch import fx, nn
 
 from pwcc.cache.errors import ArgumentError, SpecializationError, TraceError, UnsealableError
+from pwcc.compile.conditions import Condition, predicates, source_line, take_asserts
+from pwcc.compile.outputs import output_template
 from pwcc.compile.runtime.calling import CallingConvention, Parameter, ShapePredicate, SizeSymbol, Weight
 from pwcc.compile.runtime.held import named_tensors
 from pwcc.compile.signature import definition, parameter_names
-from pwcc.compile.torch_private import dynamo, symbols
+from pwcc.compile.torch_private import dynamo, symbols, writes
 
-_ASSERTS = frozenset(
-    {
-        "aten._assert_scalar.default",
-        "aten.sym_constrain_range.default",
-        "aten.sym_constrain_range_for_size.default",
-    }
-)
+TOKENS = "s0"
+"""The one size symbol of a program: every dynamic dimension is the token count."""
 
 
 class SizeMode(Enum):
@@ -61,7 +59,8 @@ class Trace:
     """One graph and all that was assumed about it.
 
     ``graph_module`` holds placeholders and operations only; ``origins`` maps each tensor placeholder;
-    ``symbol_names`` maps torch's symbols to ``s0, s1, ...``; ``guards`` are Dynamo's own objects.
+    ``symbol_names`` maps torch's symbols to the program's; several may be one. ``guards`` are Dynamo's own
+    objects. ``lines`` are the user's ``file:line: code`` of the predicates, by text.
     """
 
     graph_module: fx.GraphModule
@@ -74,6 +73,7 @@ class Trace:
     traced_code: tuple[types.CodeType, ...]
     shape_env: Any
     mode: SizeMode
+    lines: Mapping[str, str] = field(default_factory=dict)
 
 
 def trace(
@@ -90,7 +90,8 @@ def trace(
     Args:
         model: in eval mode; its weights may be uninitialised memory, values are not read.
         inputs: one example per parameter of ``forward``, in signature order (None and scalars allowed).
-        dynamic_dims: position of a tensor argument -> its dimensions that follow the token count.
+        dynamic_dims: position of a tensor argument -> its dimensions that are the token count. They are
+            one number: a call in which they differ is refused.
         mode: see :class:`SizeMode`.
         low: smallest size that must be served (inclusive).
         high: largest size that must be served (inclusive).
@@ -111,25 +112,30 @@ def trace(
         raise ArgumentError(f"expected at most {len(names)} inputs {names}, got {len(inputs)}")
     examples = tuple(item.clone() if isinstance(item, torch.Tensor) else item for item in inputs)
     _mark(examples, dynamic_dims, mode, low, high)
-    forward: Callable[..., object] = model.forward
+    raw = _capture(model.forward, examples)
+    return _Analysis(model, names[: len(inputs)], examples, dynamic_dims, raw, mode, low, high).trace()
+
+
+def _capture(forward: Callable[..., object], examples: tuple[object, ...]) -> dynamo.RawCapture:
     try:
-        raw = dynamo.fullgraph_capture(forward, examples, {})
+        return dynamo.fullgraph_capture(forward, examples, {})
+    except dynamo.SideEffectError as error:
+        raise UnsealableError(
+            f"forward changes {', '.join(error.names[:3])}, which compiled code would not do",
+            where=error.where or definition(forward),
+            hint="keep state in buffers that are updated in place, or outside the compiled module",
+        ) from error
+    except dynamo.NoOperationsError:
+        raise TraceError("forward holds no tensor operation to compile", where=definition(forward)) from None
     except dynamo.dynamo_errors() as error:
         message, where = dynamo.describe_failure(error)
         raised = TraceError(
-            "the model does not trace into one graph: " + (message or type(error).__name__).splitlines()[0],
-            where=where,
+            f"the model does not trace into one graph: {message or type(error).__name__}",
+            where=where or definition(forward),
             hint="remove the graph break at that line; --debug shows Dynamo's own report",
         )
         raised.data_dependent = dynamo.is_data_dependent(error)
         raise raised from error
-    if raw.side_effects:
-        raise UnsealableError(
-            f"forward writes {', '.join(raw.side_effects[:3])}, which compiled code would not do",
-            where=definition(forward),
-            hint="keep state in buffers that are updated in place, or outside the compiled module",
-        )
-    return _analyse(model, names[: len(inputs)], examples, dynamic_dims, raw, mode, low, high)
 
 
 def _mark(
@@ -146,74 +152,127 @@ def _mark(
                 dynamo.mark_dynamic(tensor, dim, low=low, high=high)
 
 
-def _analyse(
-    model: nn.Module,
-    names: Sequence[str],
-    examples: Sequence[object],
-    dynamic_dims: Mapping[int, Sequence[int]],
-    raw: dynamo.RawCapture,
-    mode: SizeMode,
-    low: int,
-    high: int,
-) -> Trace:
-    placeholders = [node for node in raw.graph_module.graph.nodes if node.op == "placeholder"]
-    origins = _origins(model, examples, placeholders, raw.example_inputs)
-    fakes = {
-        origin.parameter: node.meta["example_value"]
-        for node, origin in origins.items()
-        if isinstance(origin, ArgumentInput)
-    }
-    env = raw.shape_env
-    low = max(low, 2) if mode is SizeMode.BACKED else low
-    conditions = _extract_asserts(raw.graph_module, env)
-    conditions += symbols.shape_guards(env)
-    symbol_names: dict[Any, str] = {}
-    size_symbols: list[SizeSymbol] = []
-    parameters: list[Parameter] = []
-    for index, (name, example) in enumerate(zip(names, examples, strict=True)):
+class _Analysis:
+    """Turns one raw capture into a :class:`Trace`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        examples: Sequence[object],
+        dynamic_dims: Mapping[int, Sequence[int]],
+        raw: dynamo.RawCapture,
+        mode: SizeMode,
+        low: int,
+        high: int,
+    ) -> None:
+        self._model = model
+        self._names = names
+        self._examples = examples
+        self._dims = {} if mode is SizeMode.STATIC else dynamic_dims
+        self._raw = raw
+        self._env = raw.shape_env
+        self._mode = mode
+        self._low = max(low, 2) if mode is SizeMode.BACKED else low
+        self._high = high
+        self._files = tuple({code.co_filename for code in raw.traced_code})
+        self._symbol_names: dict[Any, str] = {}
+        self._size_symbols: list[SizeSymbol] = []
+
+    def trace(self) -> Trace:
+        raw, env = self._raw, self._env
+        placeholders = [node for node in raw.graph_module.graph.nodes if node.op == "placeholder"]
+        origins = _origins(self._model, self._examples, placeholders, raw.example_inputs)
+        fakes = {
+            origin.parameter: node.meta["example_value"]
+            for node, origin in origins.items()
+            if isinstance(origin, ArgumentInput)
+        }
+        conditions = symbols.shape_guards(env, raw.assert_lines, self._files)
+        conditions += take_asserts(raw.graph_module, env)  # after those whose lines are exact
+        conditions += self._bind_symbols(fakes)
+        checked, lines = predicates(conditions, env, self._symbol_names, self._size_symbols)
+        weights = [origin.names for origin in origins.values() if isinstance(origin, WeightInput)]
+        output, returned = output_template(self._model, self._examples, weights, raw)
+        held = dict(named_tensors(self._model))
+        written = writes.written(raw.graph_module.graph, fakes)
+        calling = CallingConvention(
+            tuple(
+                self._parameter(index, fakes.get(index), index in written) for index in range(len(self._names))
+            ),
+            tuple(self._size_symbols),
+            checked,
+            tuple(_weight(names, held[names[0]]) for names in (*weights, *returned)),
+            output,
+        )
+        first = next(iter(inspect.signature(type(self._model).forward).parameters))
+        return Trace(
+            graph_module=raw.graph_module,
+            origins=origins,
+            symbol_names=self._symbol_names,
+            calling=calling,
+            guards=raw.guards,
+            local_scope={first: self._model, **dict(zip(self._names, self._examples, strict=True))},
+            global_scope=raw.global_scope,
+            traced_code=raw.traced_code,
+            shape_env=env,
+            mode=self._mode,
+            lines=lines,
+        )
+
+    def _bind_symbols(self, fakes: Mapping[int, Any]) -> list[Condition]:
+        """Name the symbols of the dynamic dimensions; return the condition of each that is not a symbol."""
+        conditions: list[Condition] = []
+        for index, dims in self._dims.items():
+            example = self._examples[index]
+            if not isinstance(example, torch.Tensor):
+                continue
+            fake = fakes.get(index, self._raw.arguments.get(self._names[index]))
+            for dim in dims:
+                if not self._size_symbols:
+                    self._size_symbols.append(SizeSymbol(TOKENS, index, dim, self._low, self._high))
+                if fake is None:
+                    continue  # the trace never looked at this argument
+                expr = symbols.expression(fake.shape[dim], self._env)
+                free = symbols.free_symbols(expr)
+                if not free:
+                    raise self._fixed(index, dim, fake, expr)
+                for symbol in free:
+                    self._symbol_names.setdefault(symbol, TOKENS)
+                    symbols.narrow(symbol, self._env, self._low, self._high)
+                if expr != free[0]:
+                    conditions.append((symbols.equal(expr, free[0]), definition(self._model.forward)))
+        return conditions
+
+    def _fixed(self, index: int, dim: int, fake: Any, expr: Any) -> SpecializationError:
+        symbol = symbols.original_symbol(fake.shape[dim])
+        where = None if symbol is None else symbols.fixed_by(symbol, self._env, self._files)
+        return SpecializationError(
+            f"the code fixes dimension {dim} of {self._names[index]!r} to {expr}, "
+            "which was asked to be the token count",
+            where=where or definition(self._model.forward),
+            hint="look for a fixed-length buffer, reshape or branch on that size",
+        )
+
+    def _parameter(self, index: int, fake: Any, written: bool) -> Parameter:
+        name, example = self._names[index], self._examples[index]
         if not isinstance(example, torch.Tensor):
-            parameters.append(Parameter(name, "constant", value=_constant(name, example)))
-            continue
-        fake = fakes.get(index, example)
-        for dim in dynamic_dims.get(index, ()) if mode is not SizeMode.STATIC else ():
-            if index not in fakes:
-                continue  # an argument the graph never reads: its size does not matter
-            expr = symbols.expression(fake.shape[dim], env)
-            if not symbols.free_symbols(expr):
-                raise SpecializationError(
-                    f"the code fixes dimension {dim} of {name!r} to {expr}, which was asked to be dynamic",
-                    where=definition(model.forward),
-                    hint="look for a fixed-length buffer, reshape or branch on that size",
-                )
-            for symbol in symbols.free_symbols(expr):
-                if symbol not in symbol_names and expr == symbol:
-                    symbol_names[symbol] = f"s{len(symbol_names)}"
-                    symbols.narrow(symbol, env, low, high)
-                    size_symbols.append(SizeSymbol(symbol_names[symbol], index, dim, low, high))
-        parameters.append(_tensor_parameter(name, fake, env, symbol_names))
-    predicates = _predicates(conditions, env, symbol_names, size_symbols)
-    output = _output_template(model, examples, origins, raw)
-    held = dict(named_tensors(model))
-    weights = tuple(
-        _weight(origin.names, held[origin.names[0]])
-        for origin in origins.values()
-        if isinstance(origin, WeightInput)
-    )
-    calling = CallingConvention(tuple(parameters), tuple(size_symbols), predicates, weights, output)
-    first = next(iter(inspect.signature(type(model).forward).parameters))
-    bound = dict(zip(names, examples, strict=True))
-    return Trace(
-        graph_module=raw.graph_module,
-        origins=origins,
-        symbol_names=symbol_names,
-        calling=calling,
-        guards=raw.guards,
-        local_scope={first: model, **bound},
-        global_scope=raw.global_scope,
-        traced_code=raw.traced_code,
-        shape_env=env,
-        mode=mode,
-    )
+            return Parameter(name, "constant", value=_constant(name, example))
+
+        def text(value: object) -> int | str:
+            return symbols.to_text(symbols.expression(value, self._env), self._symbol_names)
+
+        dims = self._dims.get(index, ())
+        shape = [TOKENS if dim in dims else size for dim, size in enumerate(example.shape)]
+        return Parameter(
+            name,
+            "tensor",
+            dtype=str(example.dtype).removeprefix("torch."),
+            device=example.device.type,
+            shape=tuple(shape if fake is None else (text(size) for size in fake.shape)),
+            stride=() if fake is None else tuple(text(step) for step in fake.stride()),
+            written=written,
+        )
 
 
 def _origins(
@@ -234,6 +293,7 @@ def _origins(
         else:
             raise UnsealableError(
                 f"the graph reads a tensor that is neither an argument nor held by the model: {node.target}",
+                where=next((line for user in node.users if (line := source_line(user))), None),
                 hint="register it on the model as a buffer",
             )
     return origins
@@ -244,106 +304,14 @@ def _weight(names: tuple[str, ...], tensor: torch.Tensor) -> Weight:
 
 
 def _constant(name: str, value: object) -> object:
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float) and type(value) is float and math.isfinite(value):
         return value
     raise ArgumentError(
-        f"argument {name!r}: expected a tensor, None or a scalar, got {type(value).__name__}",
+        f"argument {name!r}: expected a tensor, None or a finite scalar, got {value!r:.80}",
         hint="wrap the model so that its forward takes tensors",
     )
-
-
-def _tensor_parameter(name: str, fake: Any, env: Any, names: Mapping[Any, str]) -> Parameter:
-    def text(value: object) -> int | str:
-        return symbols.to_text(symbols.expression(value, env), names)
-
-    return Parameter(
-        name,
-        "tensor",
-        dtype=str(fake.dtype).removeprefix("torch."),
-        device=fake.device.type,
-        shape=tuple(text(size) for size in fake.shape),
-        stride=tuple(text(step) for step in fake.stride()),
-    )
-
-
-def _extract_asserts(graph_module: fx.GraphModule, env: Any) -> list[tuple[Any, str | None]]:
-    """Remove assert nodes from the graph and return their conditions with the user's line."""
-    graph = graph_module.graph
-    found: list[tuple[Any, str | None]] = []
-    for node in list(graph.nodes):
-        if str(node.target) not in _ASSERTS:
-            continue
-        condition = node.args[0]
-        if isinstance(condition, fx.Node) and str(node.target).startswith("aten._assert"):
-            value = condition.meta.get("example_value")
-            if isinstance(value, torch.SymBool):
-                found.append((symbols.expression(value, env), source_line(node)))
-        graph.erase_node(node)
-    for node in reversed(list(graph.nodes)):
-        value = node.meta.get("example_value")
-        if node.op == "call_function" and not node.users and isinstance(value, (torch.SymBool, bool)):
-            graph.erase_node(node)
-    return found
-
-
-def source_line(node: fx.Node) -> str | None:
-    """Return ``file:line: code`` of the user's innermost frame behind a node."""
-    lines = (node.meta.get("stack_trace") or node.stack_trace or "").strip().splitlines()
-    files = [index for index, line in enumerate(lines) if line.strip().startswith("File ")]
-    if not files:
-        return None
-    last = files[-1]
-    _, path, rest = lines[last].strip().split('"', 2)
-    number = rest.split("line", 1)[1].split(",", 1)[0].strip()
-    code = lines[last + 1].strip() if last + 1 < len(lines) else ""
-    return f"{path}:{number}: {code}"
-
-
-def _predicates(
-    conditions: Sequence[tuple[Any, str | None]],
-    env: Any,
-    names: Mapping[Any, str],
-    size_symbols: Sequence[SizeSymbol],
-) -> tuple[ShapePredicate, ...]:
-    """Turn conditions into predicates; those that the ranges imply are dropped."""
-    bounds = {symbol.name: (symbol.low, symbol.high) for symbol in size_symbols}
-    kept: dict[str, ShapePredicate] = {}
-    for expr, where in conditions:
-        simplified = env.simplify(expr)
-        if any(symbol not in names for symbol in symbols.free_symbols(simplified)):
-            raise UnsealableError(
-                f"the graph depends on a value computed at run time: {simplified}", where=where
-            )
-        text = symbols.condition_text(simplified, names)
-        if text is None or _implied(simplified, names, bounds):
-            continue
-        kept.setdefault(text, ShapePredicate(text, _portable_line(where)))
-    return tuple(kept[text] for text in sorted(kept))
-
-
-def _implied(expr: Any, names: Mapping[Any, str], bounds: Mapping[str, tuple[int, int]]) -> bool:
-    """Tell whether a comparison that is linear in one symbol holds on that symbol's whole range."""
-    import sympy
-
-    free = symbols.free_symbols(expr)
-    if len(free) != 1 or not isinstance(expr, (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt, sympy.Ne)):
-        return False
-    low, high = bounds[names[free[0]]]
-    difference = sympy.expand(expr.lhs - expr.rhs)
-    if not difference.is_polynomial(free[0]) or sympy.degree(difference, free[0]) > 1:
-        return False
-    if isinstance(expr, sympy.Ne):
-        root = -difference.subs(free[0], 0) / sympy.diff(difference, free[0])
-        return not (root.is_integer and low <= root <= high)
-    return all(bool(expr.subs(free[0], value)) for value in (low, high))
-
-
-def _portable_line(where: str | None) -> str | None:
-    """Keep the file's name, line and code; an absolute path would tie the entry to its builder."""
-    if where is None:
-        return None
-    path, separator, rest = where.partition(":")
-    return path.rsplit("/", 1)[-1] + separator + rest.partition(":")[0]
 
 
 def narrowed(calling: CallingConvention) -> list[ShapePredicate]:
@@ -353,51 +321,3 @@ def narrowed(calling: CallingConvention) -> list[ShapePredicate]:
         for predicate in calling.predicates
         if sum(symbol.name in predicate.text for symbol in calling.symbols) <= 1
     ]
-
-
-def _output_template(
-    model: nn.Module, examples: Sequence[object], origins: Mapping[fx.Node, Origin], raw: dynamo.RawCapture
-) -> object:
-    """Run Dynamo's output bytecode over marker tensors and describe the structure that it builds."""
-    output = next(node for node in raw.graph_module.graph.nodes if node.op == "output")
-    results = output.args[0]
-    markers = [torch.empty(0) for _ in results]
-    built = raw.replay(lambda *_: tuple(markers))(model, *examples)
-    weights = [origin.names[0] for origin in origins.values() if isinstance(origin, WeightInput)]
-    held = dict(named_tensors(model))
-    known: dict[int, object] = {id(held[name]): {"weight": i} for i, name in enumerate(weights)}
-    tensors = [item for item in examples if isinstance(item, torch.Tensor)]
-    known |= {id(item): {"argument": i} for i, item in enumerate(tensors)}
-    known |= {id(marker): {"output": i} for i, marker in enumerate(markers)}
-    return _describe(built, known)
-
-
-def _describe(value: object, known: Mapping[int, object]) -> object:
-    if isinstance(value, torch.Tensor):
-        if id(value) not in known:
-            raise UnsealableError("forward returns a tensor that is no output of its graph")
-        return known[id(value)]
-    if value is None or type(value) in (bool, int, float, str):
-        return {"constant": value}
-    if type(value) in (tuple, list):
-        items = [_describe(item, known) for item in value]  # type: ignore[attr-defined]
-        return {type(value).__name__: items}
-    if type(value) is dict:
-        return {"dict": [[key, _describe(item, known)] for key, item in value.items()]}
-    fields = _fields(value)
-    if fields is None:
-        raise UnsealableError(
-            f"forward returns a {type(value).__qualname__}, whose structure pwcc cannot rebuild"
-        )
-    name = f"{type(value).__module__}:{type(value).__qualname__}"
-    return {"class": name, "fields": [[key, _describe(item, known)] for key, item in fields.items()]}
-
-
-def _fields(value: object) -> dict[str, object] | None:
-    if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, value, strict=True))
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: getattr(value, name) for name in value.__dataclass_fields__}
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from pwcc.cache.errors import SpecializationError, TraceError
 from pwcc.cache.ids import FactorDigest
+from pwcc.compile.conditions import first_violation
 from pwcc.compile.inputs import make_inputs
 from pwcc.compile.rebuild import Variant
 from pwcc.compile.report import CompilePlan, PlannedPiece
@@ -18,7 +20,7 @@ from pwcc.compile.request import Request
 from pwcc.compile.signature import parameter_names
 from pwcc.compile.split import Program, split
 from pwcc.compile.stitch import stitch_source
-from pwcc.compile.trace import SizeMode, Trace, narrowed, trace
+from pwcc.compile.trace import TOKENS, SizeMode, Trace, narrowed, trace
 from pwcc.compile.weights import allocate
 
 # The trace's example: not 0 or 1, which specialise, and no size that a model is likely to compare with.
@@ -47,8 +49,7 @@ def trace_all(model: nn.Module, request: Request) -> list[Traced]:
     static = tuple(Variant(size, size, static=True) for size in request.sizes)
     high = request.max_tokens
     if high == 1:
-        one = _trace(model, request, SizeMode.STATIC, 1, 1)
-        return [Traced(one, split(one, splitting), (Variant(1, 1, static=True),), 1, 1)]
+        return [trace_one(model, request)]
     try:
         whole = _trace(model, request, SizeMode.UNBACKED, 1, high)
         _refuse_narrowed(whole, 1, high)
@@ -56,23 +57,33 @@ def trace_all(model: nn.Module, request: Request) -> list[Traced]:
     except TraceError as error:
         if not error.data_dependent:
             raise
+    if high == 2:
+        return [trace_one(model, request), trace_one(model, request, size=2)]
     backed = _trace(model, request, SizeMode.BACKED, 2, high)
     _refuse_narrowed(backed, 2, high)
-    one = _trace(model, request, SizeMode.STATIC, 1, 1)
     larger = tuple(variant for variant in static if variant.low >= 2)
     return [
-        Traced(one, split(one, splitting), (Variant(1, 1, static=True),), 1, 1),
+        trace_one(model, request),
         Traced(backed, split(backed, splitting), (Variant(2, high), *larger), 2, high),
     ]
 
 
+def trace_one(model: nn.Module, request: Request, *, size: int = 1) -> Traced:
+    """Trace a model for one size on its own, for a range whose trace excludes that size."""
+    one = _trace(model, request, SizeMode.STATIC, size, size)
+    variant = Variant(size, size, static=True)
+    return Traced(one, split(one, request.options.splitting_ops), (variant,), size, size)
+
+
 def _trace(model: nn.Module, request: Request, mode: SizeMode, low: int, high: int) -> Trace:
-    tokens = min(EXAMPLE_TOKENS, high)
+    tokens = low if mode is SizeMode.STATIC else min(EXAMPLE_TOKENS, high)
     tensors = make_inputs(request.specs, tokens, device=request.target.device)
     by_name = dict(zip((spec.name for spec in request.specs), tensors, strict=True))
     names = parameter_names(model)
     last = max((names.index(spec.name) for spec in request.specs), default=-1)
-    inputs = [by_name.get(name, _default(model, name)) for name in names[: last + 1]]
+    while last + 1 < len(names) and _has_plain_default(model, names[last + 1]):
+        last += 1
+    inputs = [by_name[name] if name in by_name else _default(model, name) for name in names[: last + 1]]
     dims = {names.index(spec.name): spec.token_dims for spec in request.specs if spec.token_dims}
     return trace(model, inputs, dims, mode=mode, low=low, high=high)
 
@@ -82,15 +93,26 @@ def _default(model: nn.Module, name: str) -> object:
     return None if parameter.default is inspect.Parameter.empty else parameter.default
 
 
+def _has_plain_default(model: nn.Module, name: str) -> bool:
+    """Tell whether a parameter after the last tensor can be recorded, so that a call may name its default."""
+    default = inspect.signature(model.forward).parameters[name].default
+    return default is None or type(default) in (bool, int, float, str)
+
+
 def _refuse_narrowed(found: Trace, low: int, high: int) -> None:
     conditions = narrowed(found.calling)
-    if conditions:
-        first = conditions[0]
-        raise SpecializationError(
-            f"the code holds only where {first.text}, but sizes {low}..{high} were asked for",
-            where=first.where,
-            hint="make the code independent of the size there, or lower --max-tokens to the range that holds",
-        )
+    if not conditions:
+        return
+    first = conditions[0]
+    shown = re.sub(rf"\b{TOKENS}\b", "n", first.text)
+    size = first_violation(first.text, {TOKENS: range(low, high + 1)})
+    raise SpecializationError(
+        f"the code holds only where {shown} for n tokens, "
+        f"but sizes {low} to {high} were asked for"
+        + (f"; size {size} is the first that does not fit" if isinstance(size, int) else ""),
+        where=found.lines.get(first.text, first.where),
+        hint="make the code independent of the size there, or lower --max-tokens to the range that holds",
+    )
 
 
 def _materialised(model: nn.Module, device: torch.device) -> nn.Module:

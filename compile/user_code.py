@@ -19,7 +19,7 @@ import torch
 from pwcc.cache.errors import ModelError, UsageError
 
 FILE_MODULE_PREFIX = "pwcc_user."
-"""Module names of model files: ``pwcc_user.<stem>``, the same wherever the file lies."""
+"""Where model files go whose own name belongs to another module of this process."""
 
 
 @contextmanager
@@ -37,16 +37,18 @@ def importable(directory: Path) -> Iterator[None]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a model file as ``pwcc_user.<stem>`` and leave it in ``sys.modules``, as inspect and co expect.
+    """Import a model file under its own name and leave it in ``sys.modules``, as a server that imports it does.
 
-    The same file, unchanged, is imported once. Another file of the same stem gets its content digest behind
-    the name, so that neither replaces the other and no absolute path enters a name.
+    An entry then fits the model whichever way the server imports the file's module. A file whose name is
+    another module's becomes ``pwcc_user.<stem>``, and a second one of that stem gets its content digest
+    behind the name: neither replaces the other, and no absolute path enters a name. The same file,
+    unchanged, is imported once.
     Raise ``ModelError`` with the file and line if the import fails.
     """
     source = path.read_bytes()
     digest = hashlib.sha256(source).hexdigest()
     stem = path.stem if path.stem.isidentifier() else "m_" + hashlib.sha256(path.stem.encode()).hexdigest()[:8]
-    name = FILE_MODULE_PREFIX + stem
+    name = stem if _is_free(stem, path) else FILE_MODULE_PREFIX + stem
     loaded = sys.modules.get(name)
     if loaded is not None and not _is_from(loaded, path):
         name = f"{name}_{digest[:8]}"
@@ -69,6 +71,19 @@ def import_file(path: Path) -> ModuleType:
             raise failed_in_user_code(f"importing {path.name} failed", error) from error
         raise
     return module
+
+
+def _is_free(stem: str, path: Path) -> bool:
+    """Tell whether ``import <stem>`` would give this file or nothing."""
+    loaded = sys.modules.get(stem)
+    if loaded is not None:
+        return _is_from(loaded, path)
+    try:
+        with importable(path.parent):
+            spec = importlib.util.find_spec(stem)
+    except (ImportError, ValueError):
+        return False
+    return spec is None or (spec.origin is not None and Path(spec.origin).resolve() == path.resolve())
 
 
 def _is_from(module: ModuleType, path: Path) -> bool:

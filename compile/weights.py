@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
 
 from pwcc.cache.errors import ModelError
+
+
+_INITIALISERS = frozenset(
+    "normal_ uniform_ zero_ fill_ ones_ zeros_ constant_ trunc_normal_ xavier_uniform_ xavier_normal_ "
+    "kaiming_uniform_ kaiming_normal_ exponential_ bernoulli_ random_".split()
+)
+
+
+class _SkipMetaInitialisers(TorchFunctionMode):
+    """Leave out initialisers of meta tensors: they do nothing there, and some import Dynamo to do it."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        given = kwargs or {}
+        tensor = args[0] if args else given.get("tensor")
+        if isinstance(tensor, Tensor) and tensor.is_meta and getattr(func, "__name__", "") in _INITIALISERS:
+            return tensor
+        return func(*args, **given)
 
 
 @contextmanager
@@ -36,7 +60,8 @@ def parameters_on_meta() -> Iterator[None]:
     # The stub says the hook returns None; the documented contract is None or the parameter to use instead.
     handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
-        yield
+        with _SkipMetaInitialisers():
+            yield
     finally:
         handle.remove()
 

@@ -31,4 +31,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    # Not sys.exit: Inductor's own pool takes seconds to shut down at exit, and nothing is left to save.
+    os._exit(status)

@@ -15,15 +15,20 @@ import torch
 
 from pwcc.cache import strict
 from pwcc.cache.errors import ArgumentError, CorruptEntry, GuardViolation, SizeError
-from pwcc.compile.runtime.expressions import compile_expressions
+from pwcc.compile.runtime.arguments import torch_value
+from pwcc.compile.runtime.expressions import check_symbols, compile_expressions
 
 Dim = int | str
+Strides = tuple[int, ...] | None
 MAX_REMEMBERED_SIZES = 65_536  # one per distinct size tuple; a server's token counts are bounded by max_tokens
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of ``forward``: a tensor with symbolic shape and stride, or a constant (None, scalar)."""
+    """One parameter of ``forward``: a tensor with symbolic shape and stride, or a constant (None, scalar).
+
+    ``stride`` is empty where the program never reads the tensor's memory; ``written`` tells that it writes it.
+    """
 
     name: str
     kind: str
@@ -32,6 +37,7 @@ class Parameter:
     shape: tuple[Dim, ...] = ()
     stride: tuple[Dim, ...] = ()
     value: object = None
+    written: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return the canonical form."""
@@ -44,6 +50,7 @@ class Parameter:
             "device": self.device,
             "shape": list(self.shape),
             "stride": list(self.stride),
+            "written": self.written,
         }
 
 
@@ -126,9 +133,11 @@ class CallingConvention:
             output=fields.take("output"),
         )
         fields.done()
+        check_symbols([symbol.name for symbol in convention.symbols])
         for symbol in convention.symbols:
-            if symbol.parameter >= len(convention.parameters):
-                raise CorruptEntry(f"symbol {symbol.name} names no parameter", where=where)
+            named = convention.parameters[symbol.parameter : symbol.parameter + 1]
+            if not named or symbol.dim >= len(named[0].shape):
+                raise CorruptEntry(f"symbol {symbol.name} names no dimension of a tensor", where=where)
         return convention
 
 
@@ -145,7 +154,11 @@ def _parse_parameter(value: object, where: str) -> Parameter:
             device=fields.str_("device"),
             shape=fields.list_("shape", _parse_dim, max_items=64),
             stride=fields.list_("stride", _parse_dim, max_items=64),
+            written=fields.bool_("written"),
         )
+        torch_value("dtype", parameter.dtype)
+        if parameter.stride and len(parameter.stride) != len(parameter.shape):
+            raise CorruptEntry(f"expected {len(parameter.shape)} strides of {name!r}", where=where)
     else:
         fields.fail("kind", "'tensor' or 'constant'", kind)
     fields.done()
@@ -219,7 +232,10 @@ class Binder:
         self._predicates = compile_expressions([predicate.text for predicate in convention.predicates], names)
         position = {index: slot for slot, (index, _, _) in enumerate(self._tensor_parameters)}
         self._symbol_slots = [(position[symbol.parameter], symbol.dim) for symbol in convention.symbols]
-        self._accepted: dict[tuple[object, ...], tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = {}
+        self._written = [
+            slot for slot, (_, parameter, _) in enumerate(self._tensor_parameters) if parameter.written
+        ]
+        self._accepted: dict[tuple[object, ...], tuple[tuple[int, ...], tuple[Strides, ...]]] = {}
 
     def bind(
         self, args: Sequence[object], kwargs: Mapping[str, object]
@@ -228,18 +244,17 @@ class Binder:
         if kwargs or len(args) != len(self._names):
             args = self._arrange(args, kwargs)
         for index, parameter in self._constants:
-            if args[index] != parameter.value or type(args[index]) is not type(parameter.value):
+            if type(args[index]) is not type(parameter.value) or args[index] != parameter.value:
                 raise ArgumentError(
-                    f"argument {parameter.name!r} was compiled as {parameter.value!r}, got {args[index]!r}",
+                    f"argument {parameter.name!r} was compiled as {parameter.value!r}, "
+                    f"got {_shown(args[index])}",
                     hint="compile an entry for this value",
                 )
         tensors: list[torch.Tensor] = []
         for index, parameter, dtype in self._tensor_parameters:
             tensor = args[index]
-            if not isinstance(tensor, torch.Tensor):
-                raise ArgumentError(
-                    f"argument {parameter.name!r} was compiled as a tensor, got {type(tensor).__name__}"
-                )
+            if type(tensor) is not torch.Tensor:
+                tensor = _plain_tensor(parameter.name, tensor)
             if tensor.dtype is not dtype or tensor.device != self._device:
                 raise ArgumentError(
                     f"argument {parameter.name!r}: expected {parameter.dtype} on {self._device}, "
@@ -252,8 +267,10 @@ class Binder:
             accepted = self._accept(shapes, tensors)
         sizes, strides = accepted
         for tensor, stride in zip(tensors, strides, strict=True):
-            if tensor.stride() != stride:
+            if stride is not None and tensor.stride() != stride:
                 self._check_stride(tensor, stride, tensors)
+        if self._written:
+            self._refuse_shared(tensors)
         return tensors, sizes
 
     def _arrange(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
@@ -275,7 +292,7 @@ class Binder:
 
     def _accept(
         self, shapes: tuple[torch.Size, ...], tensors: Sequence[torch.Tensor]
-    ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    ) -> tuple[tuple[int, ...], tuple[Strides, ...]]:
         for shape, (_, parameter, _) in zip(shapes, self._tensor_parameters, strict=True):
             if len(shape) != len(parameter.shape):
                 raise ArgumentError(
@@ -307,7 +324,13 @@ class Binder:
                     hint="compile an entry for this size",
                 )
         strides = iter(self._strides(*sizes))
-        accepted = (sizes, tuple(tuple(next(strides) for _ in shape) for shape in shapes))
+        accepted = (
+            sizes,
+            tuple(
+                tuple(next(strides) for _ in shape) if parameter.stride or not shape else None
+                for shape, (_, parameter, _) in zip(shapes, self._tensor_parameters, strict=True)
+            ),
+        )
         if len(self._accepted) < MAX_REMEMBERED_SIZES:
             self._accepted[shapes] = accepted
         return accepted
@@ -328,6 +351,30 @@ class Binder:
                 hint="pass a tensor of the compiled layout, such as x.contiguous()",
             )
 
+    def _refuse_shared(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse a written argument whose memory another one shares: the trace took them for separate."""
+        starts = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        for written in self._written:
+            for slot, start in enumerate(starts):
+                if slot != written and start == starts[written] and start:
+                    names = [self._tensor_parameters[index][1].name for index in (written, slot)]
+                    raise ArgumentError(
+                        f"arguments {names[0]!r} and {names[1]!r} share memory, "
+                        f"and the model writes {names[0]!r}",
+                        hint=f"pass {names[1]!r} as a copy",
+                    )
+
+
+def _plain_tensor(name: str, value: object) -> torch.Tensor:
+    if isinstance(value, torch.nn.Parameter | torch.nn.Buffer):
+        return value.detach()
+    got = "a tensor subclass, " if isinstance(value, torch.Tensor) else ""
+    raise ArgumentError(f"argument {name!r} was compiled as a tensor, got {got}{type(value).__name__}")
+
+
+def _shown(value: object) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)[:80]
+
 
 # --- output template -------------------------------------------------------------------------------
 
@@ -336,7 +383,7 @@ def build_output(template: object) -> Callable[[Sequence[object], Sequence[objec
     """Compile an output template to a function of (graph outputs, tensor arguments, weights).
 
     Templates: ``{"output": i}``, ``{"argument": i}``, ``{"weight": i}``, ``{"constant": x}``,
-    ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": [[key, t], ...]}`` and
+    ``{"float": "inf"}``, ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": [[key, t], ...]}`` and
     ``{"class": "module:qualname", "fields": [[name, t], ...]}`` for dataclasses, mappings with a
     constructor by keyword (Hugging Face's ModelOutput) and named tuples.
     """
@@ -348,25 +395,40 @@ def build_output(template: object) -> Callable[[Sequence[object], Sequence[objec
         raise CorruptEntry("expected an output template of one key")
     ((tag, held),) = template.items()
     match tag:
-        case "output":
+        case "output" if type(held) is int and held >= 0:
             return lambda outputs, arguments, weights: outputs[held]
-        case "argument":
+        case "argument" if type(held) is int and held >= 0:
             return lambda outputs, arguments, weights: arguments[held]
-        case "weight":
+        case "weight" if type(held) is int and held >= 0:
             return lambda outputs, arguments, weights: weights[held]
-        case "constant":
+        case "constant" if held is None or isinstance(held, (bool, int, float, str)):
             return lambda outputs, arguments, weights: held
-        case "tuple" | "list":
+        case "float" if held in ("inf", "-inf", "nan"):
+            number = float(held)
+            return lambda outputs, arguments, weights: number
+        case "tuple" | "list" if isinstance(held, list):
             items = [build_output(item) for item in held]
             kind = tuple if tag == "tuple" else list
             return lambda outputs, arguments, weights: kind(item(outputs, arguments, weights) for item in items)
-        case "dict":
-            pairs = [(key, build_output(item)) for key, item in held]
+        case "dict" if isinstance(held, list):
+            pairs = [(_hashable(key), build_output(item)) for key, item in map(_pair, held)]
             return lambda outputs, arguments, weights: {
                 key: item(outputs, arguments, weights) for key, item in pairs
             }
         case _:
-            raise CorruptEntry(f"unknown output template {tag!r}")
+            raise CorruptEntry(f"unknown output template {repr(template)[:80]}")
+
+
+def _pair(item: object) -> tuple[object, object]:
+    if not isinstance(item, list) or len(item) != 2:
+        raise CorruptEntry(f"expected a name and a template, got {repr(item)[:80]}")
+    return item[0], item[1]
+
+
+def _hashable(key: object) -> object:
+    if key is not None and not isinstance(key, (bool, int, str)):
+        raise CorruptEntry(f"expected a key, got {repr(key)[:80]}")
+    return key
 
 
 def _build_class(
@@ -378,11 +440,17 @@ def _build_class(
         found = getattr(found, part, None)
     if not isinstance(found, type):
         raise CorruptEntry(f"the output's class {template['class']!r} is not in this process")
-    held = template["fields"]
+    if not (_is_record(found) or issubclass(found, Mapping)):
+        raise CorruptEntry(f"expected a dataclass, named tuple or mapping, got {template['class']!r}")
+    held = template.get("fields")
     if not isinstance(held, list):
         raise CorruptEntry("expected a list of fields")
-    fields = [(name, build_output(item)) for name, item in held]
+    fields = [(str(name), build_output(item)) for name, item in map(_pair, held)]
     constructor: Callable[..., object] = found
     return lambda outputs, arguments, weights: constructor(
         **{name: item(outputs, arguments, weights) for name, item in fields}
     )
+
+
+def _is_record(cls: type) -> bool:
+    return hasattr(cls, "__dataclass_fields__") or (issubclass(cls, tuple) and hasattr(cls, "_fields"))

@@ -8,6 +8,7 @@ manifest can be compiled without running what it says.
 from __future__ import annotations
 
 import ast
+import keyword
 from collections.abc import Callable, Mapping, Sequence
 
 from pwcc.cache.errors import CorruptEntry
@@ -59,11 +60,31 @@ def parse_expression(text: str, symbols: Sequence[str]) -> ast.expr:
             raise CorruptEntry(f"a size expression may not hold {type(node).__name__}: {text[:80]!r}")
         if isinstance(node, ast.Constant) and type(node.value) not in (int, bool):
             raise CorruptEntry(f"a size expression holds integers only: {text[:80]!r}")
-        if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and not node.keywords):
-            raise CorruptEntry(f"a size expression calls only max and min: {text[:80]!r}")
-        if isinstance(node, ast.Name) and node.id not in symbols and node.id not in _CALLS:
+        if isinstance(node, ast.Call) and not _is_call(node):
+            raise CorruptEntry(f"a size expression calls only max and min, of two or more: {text[:80]!r}")
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and id(node) not in called and node.id not in symbols:
             raise CorruptEntry(f"unknown symbol {node.id!r} in size expression {text[:80]!r}")
     return tree.body
+
+
+def _is_call(node: ast.Call) -> bool:
+    named = isinstance(node.func, ast.Name) and node.func.id in _CALLS
+    return named and not node.keywords and len(node.args) >= 2
+
+
+def check_symbols(symbols: Sequence[str]) -> None:
+    """Refuse names that cannot be arguments of a function.
+
+    Raises:
+        CorruptEntry: a name is no identifier, reserved, or given twice.
+    """
+    for name in symbols:
+        if not name.isidentifier() or keyword.iskeyword(name) or name in _CALLS or name.startswith("__"):
+            raise CorruptEntry(f"expected the name of a symbol, got {name[:80]!r}")
+    if len(set(symbols)) != len(symbols):
+        raise CorruptEntry(f"expected different symbols, got {list(symbols)[:10]}")
 
 
 def compile_expressions(
@@ -79,6 +100,7 @@ def compile_expressions(
     Raises:
         CorruptEntry: as :func:`parse_expression`.
     """
+    check_symbols(symbols)
     elements = [
         ast.Constant(text) if isinstance(text, int) else parse_expression(text, symbols) for text in texts
     ]

@@ -44,7 +44,7 @@ def _bind(weight: Weight, held: dict[str, torch.Tensor], device: torch.device) -
         raise CacheMiss(f"expected a tensor {name!r} in the model, found none", hint="compile this model")
     for other in weight.names[1:]:
         twin = held.get(other)
-        if twin is not tensor and (twin is None or twin.data_ptr() != tensor.data_ptr()):
+        if twin is not tensor and (twin is None or not _same_memory(twin, tensor)):
             raise CacheMiss(f"{name!r} and {other!r} were one tensor when compiled, and are two here")
     found = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     if found != (weight.dtype, weight.shape):
@@ -61,6 +61,15 @@ def _bind(weight: Weight, held: dict[str, torch.Tensor], device: torch.device) -
     if device.type == "cuda" and tensor.data_ptr() % ALIGNMENT:
         raise CacheMiss(f"{name!r} does not start at a multiple of {ALIGNMENT} bytes", hint="clone it")
     return tensor.detach()
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors are one by address and layout; on the meta device nothing has an address."""
+    return (
+        not one.is_meta
+        and one.data_ptr() == other.data_ptr()
+        and (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+    )
 
 
 def _same_layout(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:

@@ -21,13 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from types import CodeType
 
 import torch
 
 from pwcc.cache.errors import CorruptEntry
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.sealed import CppKernel, SealedPiece
+from pwcc.compile.runtime import program_code
 from pwcc.compile.runtime.kernels import TABLE, KernelTable, ReadBlob
 from pwcc.compile.runtime.realign import PieceCall, realigning
 
@@ -78,7 +79,7 @@ class PieceLoader:
                     kernels[kernel.name] = self._kernels.cpp(kernel, self._read_blob)
                 else:
                     kernels[kernel.name] = self._kernels.triton(kernel, self._read_blob, self._index)
-            call = self._bind(record.source)(kernels, self._constants(record), self._index)
+            call = self._bind(record)(kernels, self._constants(record), self._index)
         return LoadedPiece(record, realigning(call, record.realigned, record.mutated))
 
     @contextmanager
@@ -91,10 +92,14 @@ class PieceLoader:
             torch.empty(1, device=f"cuda:{self._index}")  # a thread has no context before its first CUDA call
             yield
 
-    def _bind(self, source: BlobDigest) -> Bind:
-        found = self._binds.get(source)
+    def _bind(self, record: SealedPiece) -> Bind:
+        found = self._binds.get(record.source)
         if found is None:
-            found = self._binds[source] = compile_program(self._read_blob(source), where=f"piece {source[:12]}")
+            where = f"piece {record.source[:12]}"
+            blob, is_code = record.program(program_code.MAGIC)
+            data = self._read_blob(blob)
+            code = program_code.decode(data, where=where) if is_code else compile_program(data, where=where)
+            found = self._binds[record.source] = run_program(code, where=where)
         return found
 
     def _constants(self, record: SealedPiece) -> Mapping[str, torch.Tensor]:
@@ -107,18 +112,30 @@ class PieceLoader:
         return {name: value.to(device) for name, value in load(self._read_blob(record.constants)).items()}
 
 
-def compile_program(source: bytes, *, where: str) -> Bind:
-    """Compile a program's text and return its ``bind``.
+def compile_program(source: bytes, *, where: str) -> CodeType:
+    """Compile a program's text.
 
     Raises:
-        CorruptEntry: it is no Python, names what this torch lacks, or defines no ``bind``.
+        CorruptEntry: it is no Python.
+    """
+    try:
+        return program_code.compile_text(source)
+    except (SyntaxError, ValueError) as error:
+        raise CorruptEntry(f"expected a program for this torch, got {error}", where=where) from error
+
+
+def run_program(code: CodeType, *, where: str) -> Bind:
+    """Run a program's module code and return its ``bind``.
+
+    Raises:
+        CorruptEntry: it names what this torch lacks, or defines no ``bind``.
     """
     namespace: dict[str, object] = {"__name__": "pwcc_piece"}
     try:
-        exec(compile(source, f"<{where}>", "exec"), namespace)  # noqa: S102 (verified bytes of the entry)
-    except (SyntaxError, ValueError, ImportError) as error:
+        exec(code, namespace)  # noqa: S102 (verified bytes of the entry)
+    except ImportError as error:
         raise CorruptEntry(f"expected a program for this torch, got {error}", where=where) from error
     bind = namespace.get("bind")
     if not callable(bind):
         raise CorruptEntry("expected a program that defines bind", where=where)
-    return cast(Bind, bind)
+    return bind

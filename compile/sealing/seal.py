@@ -10,7 +10,8 @@ from safetensors.torch import save
 from pwcc.cache.errors import UnsealableError
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.requirements import Requirement, merge
-from pwcc.cache.sealed import Kernel, SealedPiece
+from pwcc.cache.sealed import CompiledProgram, Kernel, SealedPiece
+from pwcc.compile.runtime import program_code
 from pwcc.compile.sealing.builder_paths import builder_paths, refuse_builder_paths
 from pwcc.compile.sealing.compiled import CompiledPiece
 from pwcc.compile.sealing.cpp import PutBlob, seal_cpp
@@ -59,6 +60,7 @@ def seal(piece: CompiledPiece, put_blob: PutBlob) -> tuple[SealedPiece, BlobDige
     refuse_builder_paths(program, paths, what="the piece's program", hint="report the wrapper that holds it")
     record = SealedPiece(
         source=put_blob(program),
+        code=CompiledProgram(program_code.MAGIC, put_blob(program_code.encode(program))),
         device_type=piece.device_type,
         inputs=tuple(piece.inputs),
         outputs=rewritten.outputs,

@@ -3,25 +3,56 @@
 Run on torch 2.11.0+cu130 and 2.13.0+cpu. Private names used, and what breaks if they change:
 ``convert_frame.fullgraph_capture`` (the trace itself), ``get_metrics_context`` and ``dynamo_timed``
 (without them the trace fails with "Cannot increment"), ``decorators.mark_unbacked``,
-``output_graph.guards`` / ``side_effects``, ``CaptureOutput`` runtime environment (output structure).
+``output_graph.guards``, ``CaptureOutput`` runtime environment (output structure),
+``SideEffects.codegen_update_mutated`` (wrapped during a trace to see what the rewritten bytecode would
+change; ``store_attr_mutations`` and ``mutation_user_stacks`` say how and where),
+``ShapeEnv.tracked_fakes`` (arguments that no operation reads),
+``ShapeEnv.guard_or_defer_runtime_assert`` (wrapped during a trace to note the user's line of each
+assert, which torch does not keep; without it the line is that of a nearby operation).
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import logging
+import re
+import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
+_TORCH = str(Path(torch.__file__).parent)
+# They log a failed trace at length; it reaches the user as one error instead.
+_LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+
+
+class SideEffectError(Exception):
+    """The forward changes Python objects that exist outside it; ``names`` say which, ``where`` the line."""
+
+    def __init__(self, names: Sequence[str], where: str | None) -> None:
+        super().__init__(", ".join(names))
+        self.names = tuple(names)
+        self.where = where
+
+
+class NoOperationsError(Exception):
+    """The forward holds no tensor operation."""
+
 
 @dataclass
 class RawCapture:
-    """What one trace returned. ``guards``, ``fake_mode`` and ``shape_env`` are torch's own objects."""
+    """What one trace returned. ``guards``, ``fake_mode`` and ``shape_env`` are torch's own objects.
+
+    ``arguments`` are the fake tensors of the forward's arguments by name, those the trace looked at;
+    ``assert_lines`` the user's line of each runtime assert, by its expression.
+    """
 
     graph_module: fx.GraphModule
     example_inputs: list[object]
@@ -29,37 +60,59 @@ class RawCapture:
     shape_env: Any
     guards: Sequence[Any]
     traced_code: tuple[types.CodeType, ...]
-    side_effects: tuple[str, ...]
+    arguments: Mapping[str, Any]
+    assert_lines: Mapping[Any, str]
     global_scope: Mapping[str, object]
     replay: Callable[[Callable[..., object]], Callable[..., object]]
 
 
 @contextlib.contextmanager
 def quiet_trace() -> Iterator[None]:
-    """Enter what a trace needs: no grad, metrics and timing contexts, and a clean Dynamo before and after."""
+    """Enter what a trace needs: no grad, metrics and timing contexts, and a clean Dynamo before and after.
+
+    Torch's own reports of a failed trace are kept off the log and the warnings.
+    """
     from torch._dynamo.utils import dynamo_timed, get_metrics_context
 
+    loud = [logger for logger in map(logging.getLogger, _LOUD) if not logger.disabled]
     torch._dynamo.reset()
     try:
-        with torch.no_grad(), get_metrics_context(), dynamo_timed("pwcc_trace"):
+        for logger in loud:
+            logger.disabled = True
+        with (
+            warnings.catch_warnings(action="ignore"),
+            torch.no_grad(),
+            get_metrics_context(),
+            dynamo_timed("pwcc_trace"),
+        ):
             yield
     finally:
+        for logger in loud:
+            logger.disabled = False
         torch._dynamo.reset()
 
 
 def fullgraph_capture(
     forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> RawCapture:
-    """Trace ``forward`` once into one graph; raises what Dynamo raises."""
+    """Trace ``forward`` once into one graph; raises what Dynamo raises.
+
+    Raises:
+        SideEffectError: the forward changes Python objects that exist outside it.
+        NoOperationsError: the forward holds no tensor operation.
+    """
     from torch._dynamo import convert_frame
 
-    with quiet_trace():
+    with quiet_trace(), _assert_lines() as lines, _side_effects() as effects:
         out: Any = convert_frame.fullgraph_capture(forward, args, kwargs)
+    if effects:
+        raise SideEffectError(tuple(effects), next((line for line in effects.values() if line), None))
     captured = out.graph_capture_output
     backend = out.backend_input
     if backend is None:
-        raise ValueError("the forward holds no tensor operation")
+        raise NoOperationsError
     output_graph = captured.output_graph
+    shape_env = backend.fake_mode.shape_env
 
     def replay(compiled: Callable[..., object]) -> Callable[..., object]:
         environment = captured.get_runtime_env()
@@ -76,27 +129,116 @@ def fullgraph_capture(
         graph_module=backend.graph_module,
         example_inputs=list(backend.example_inputs),
         fake_mode=backend.fake_mode,
-        shape_env=backend.fake_mode.shape_env,
+        shape_env=shape_env,
         guards=list(output_graph.guards),
         traced_code=tuple(dict.fromkeys(captured.traced_code)),
-        side_effects=_side_effects(output_graph),
+        arguments=_arguments(shape_env),
+        assert_lines=lines,
         global_scope=captured.f_globals,
         replay=replay,
     )
 
 
-def _side_effects(output_graph: Any) -> tuple[str, ...]:
-    """Names of attribute writes that only the rewritten bytecode would perform."""
-    effects = getattr(output_graph, "side_effects", None)
-    found: list[str] = []
-    for variable, writes in getattr(effects, "store_attr_mutations", {}).items():
-        source = getattr(variable, "source", None)
-        if source is None:  # an object made inside the trace; it cannot be seen outside
-            continue
-        name = getattr(source, "name", "?")
-        base = str(name() if callable(name) else name)
-        found.extend(f"{base}.{attribute}" for attribute in writes)
-    return tuple(found)
+def _arguments(shape_env: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for tracked in getattr(shape_env, "tracked_fakes", None) or ():
+        match = re.fullmatch(r"L\['(\w+)'\]", _source_name(tracked.source))
+        if match and isinstance(tracked.fake, torch.Tensor):
+            found[match.group(1)] = tracked.fake
+    return found
+
+
+def _source_name(source: Any) -> str:
+    name = getattr(source, "name", "")  # a method in 2.11, a property in 2.13
+    return str(name() if callable(name) else name)
+
+
+@contextlib.contextmanager
+def _side_effects() -> Iterator[dict[str, str | None]]:
+    """Note what the traced code changes outside itself, by name, with the user's line."""
+    from torch._dynamo.side_effects import SideEffects
+
+    found: dict[str, str | None] = {}
+    original: Any = SideEffects.codegen_update_mutated
+
+    def noting(effects: Any, *args: Any, **kwargs: Any) -> Any:
+        for variable in effects._get_modified_vars():
+            existed = type(getattr(variable, "mutation_type", None)).__name__.endswith("Existing")
+            if existed and not _is_restored(effects, variable):
+                stacks = effects.mutation_user_stacks.get(variable) or [None]
+                base = _plain(_source_name(variable.source))
+                writes = [name for name in effects.store_attr_mutations.get(variable, ()) if name != base]
+                for name in [f"{base}.{write}" for write in writes] or [base]:
+                    found.setdefault(name, user_line(stacks[0]))
+        return original(effects, *args, **kwargs)
+
+    with _replaced(SideEffects, "codegen_update_mutated", noting):
+        yield found
+
+
+def _is_restored(effects: Any, variable: Any) -> bool:
+    """Tell whether an object's attributes end as they were: set and reset, as a context variable is."""
+    writes = effects.store_attr_mutations.get(variable)
+    held = getattr(getattr(variable, "value", None), "__dict__", {})
+    return bool(writes) and all(
+        name in held
+        and value.is_python_constant()
+        and type(held[name]) is type(value.as_python_constant())
+        and held[name] == value.as_python_constant()
+        for name, value in writes.items()
+    )
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _plain(name: str) -> str:
+    """Turn ``L['self']._modules['lin']`` into ``self.lin``."""
+    text = re.sub(r"^[LG]\['(\w+)'\]", r"\1", name)
+    return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text)
+
+
+@contextlib.contextmanager
+def _assert_lines() -> Iterator[dict[Any, str]]:
+    """Note the user's line of every runtime assert that is deferred in the block."""
+    from torch._guards import TracingContext
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    lines: dict[Any, str] = {}
+    original: Any = getattr(ShapeEnv, "guard_or_defer_runtime_assert", None)
+    if original is None:
+        yield lines
+        return
+
+    def noting(env: Any, *args: Any, **kwargs: Any) -> Any:
+        before = getattr(env, "num_deferred_runtime_asserts", 0)
+        result = original(env, *args, **kwargs)
+        if getattr(env, "num_deferred_runtime_asserts", 0) > before:
+            where = user_line(TracingContext.extract_stack())
+            for asserts in env.deferred_runtime_asserts.values():
+                if where is not None and asserts:
+                    lines.setdefault(asserts[-1].expr, where)
+        return result
+
+    with _replaced(ShapeEnv, "guard_or_defer_runtime_assert", noting):
+        yield lines
+
+
+def user_line(frames: Sequence[traceback.FrameSummary] | None) -> str | None:
+    """Return ``file:line: code`` of the innermost frame outside torch, else of the innermost."""
+    shown = [frame for frame in frames or () if not frame.filename.startswith("<frozen")]
+    own = [frame for frame in shown if not frame.filename.startswith(_TORCH)]
+    if not shown:
+        return None
+    last = (own or shown)[-1]
+    return f"{last.filename}:{last.lineno}" + (f": {last.line}" if last.line else "")
 
 
 def mark_unbacked(tensor: torch.Tensor, dim: int) -> None:
@@ -112,15 +254,14 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, *, low: int, high: int) -> None
 
 
 def describe_failure(error: BaseException) -> tuple[str, str | None]:
-    """Return (what happened, the user's innermost ``file:line in function``) of a failed trace."""
-    message = str(getattr(error, "msg", None) or error).strip()
-    stack = getattr(error, "real_stack", None) or []
-    frames = [frame for frame in stack if not frame.filename.startswith("<frozen")]
-    where = None
-    if frames:
-        last = frames[-1]
-        where = f"{last.filename}:{last.lineno} in {last.name}" + (f": {last.line}" if last.line else "")
-    return message, where
+    """Return (what happened, the user's innermost ``file:line: code``) of a failed trace."""
+    text = str(getattr(error, "msg", None) or error).strip()
+    lines = [line.strip() for line in text.splitlines()] or [""]
+    context = next((line for line in lines if line.startswith("Developer debug context:")), "").partition(":")[
+        2
+    ]
+    message = lines[0] + (f" ({context.strip()[:200]})" if context.strip() else "")
+    return message, user_line(getattr(error, "real_stack", None))
 
 
 def is_data_dependent(error: BaseException) -> bool:
@@ -132,11 +273,12 @@ def is_data_dependent(error: BaseException) -> bool:
         if isinstance(seen, GuardOnDataDependentSymNode):
             return True
         seen = seen.__cause__ or seen.__context__
-    return "data-dependent" in str(error) or "ConstraintViolation" in type(error).__name__
+    return "data-dependent expression" in str(error) or "ConstraintViolation" in type(error).__name__
 
 
 def dynamo_errors() -> tuple[type[BaseException], ...]:
-    """Exception classes by which Dynamo reports that it could not trace."""
+    """Exception classes of a failed trace: Dynamo's own, and errors of the traced code that it lets pass."""
     from torch._dynamo import exc
 
-    return (exc.TorchDynamoException, RuntimeError, TypeError, ValueError, AssertionError)
+    own = (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, ArithmeticError)
+    return (exc.TorchDynamoException, *own)

@@ -1,15 +1,15 @@
 """The seam to symbolic shapes: expressions of fake tensors' sizes, ranges and guards as text.
 
-Run on torch 2.11.0+cu130 and 2.13.0+cpu. Private names used: ``SymInt.node.expr``,
-``ShapeEnv.simplify / var_to_range / guards / deferred_runtime_asserts``, ``create_unbacked_symint``,
-``_sympy.printers.PythonPrinter`` (text of an expression).
+Run on torch 2.11.0+cu130 and 2.13.0+cpu. Private names used: ``SymInt.node.expr / _expr``,
+``ShapeEnv.simplify / guards / deferred_runtime_asserts / replacements_slocs``,
+``create_unbacked_symint``, ``_sympy.printers.PythonPrinter`` (text of an expression).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +30,15 @@ def free_symbols(expr: Any) -> tuple[Any, ...]:
 
 
 def to_text(expr: Any, names: Mapping[Any, str]) -> int | str:
-    """Print an integer expression with its symbols renamed; a constant becomes an int."""
-    import sympy
+    """Print an integer expression with its symbols renamed; a constant becomes an int.
+
+    Symbols may share a name: they are then one number, and the text is simplified accordingly.
+    """
     from torch.utils._sympy.printers import PythonPrinter
 
-    if expr.is_number and expr.is_integer:
-        return int(expr)
-    renamed = expr.xreplace(
-        {s: sympy.Symbol(name, integer=True, nonnegative=True) for s, name in names.items()}
-    )
+    renamed = _renamed(expr, names)
+    if renamed.is_number and renamed.is_integer:
+        return int(renamed)
     return str(PythonPrinter().doprint(renamed))
 
 
@@ -46,46 +46,66 @@ def condition_text(expr: Any, names: Mapping[Any, str]) -> str | None:
     """Print a boolean expression with its symbols renamed; None when it always holds."""
     import sympy
 
-    if expr is sympy.true or expr is True:
+    renamed = _renamed(expr, names) if isinstance(expr, sympy.Basic) else expr
+    if renamed in (sympy.true, True):
         return None
-    if isinstance(expr, sympy.Eq):
-        return f"{to_text(expr.lhs, names)} == {to_text(expr.rhs, names)}"
-    if isinstance(expr, sympy.Ne):
-        return f"{to_text(expr.lhs, names)} != {to_text(expr.rhs, names)}"
-    return str(to_text(expr, names))
+    if isinstance(renamed, (sympy.Eq, sympy.Ne)):
+        operation = "==" if isinstance(renamed, sympy.Eq) else "!="
+        return f"{to_text(renamed.lhs, {})} {operation} {to_text(renamed.rhs, {})}"
+    return str(to_text(renamed, {}))
 
 
-def shape_guards(shape_env: Any) -> list[tuple[Any, str | None]]:
-    """Return (expression, user's source line) of every guard and deferred runtime assert."""
+def _renamed(expr: Any, names: Mapping[Any, str]) -> Any:
+    import sympy
+
+    return expr.xreplace({s: sympy.Symbol(name, integer=True, nonnegative=True) for s, name in names.items()})
+
+
+def shape_guards(
+    shape_env: Any, lines: Mapping[Any, str] | None = None, files: Sequence[str] = ()
+) -> list[tuple[Any, str | None]]:
+    """Return (expression, user's ``file:line: code``) of every guard and deferred runtime assert.
+
+    ``lines`` are known lines of asserts by expression; ``files`` are the traced files, by which torch's
+    shortened file names become whole again.
+    """
+    known = lines or {}
     found: list[tuple[Any, str | None]] = []
     for guard in getattr(shape_env, "guards", ()):
-        found.append((guard.expr, _where(getattr(guard, "sloc", None))))
+        found.append((guard.expr, _where(getattr(guard, "sloc", None), files)))
     for asserts in getattr(shape_env, "deferred_runtime_asserts", {}).values():
-        found.extend((item.expr, _where(getattr(item, "stack", None))) for item in asserts)
+        found.extend((item.expr, known.get(item.expr)) for item in asserts)
     return found
 
 
-def _where(location: Any) -> str | None:
-    """Return ``file:line: code`` of the user's frame of a guard (SLoc) or an assert (CapturedTraceback)."""
-    if location is None:
+def fixed_by(symbol: Any, shape_env: Any, files: Sequence[str] = ()) -> str | None:
+    """Return the user's line at which a symbol was replaced by a value or another symbol."""
+    return _where(getattr(shape_env, "replacements_slocs", {}).get(symbol), files)
+
+
+def _where(location: Any, files: Sequence[str]) -> str | None:
+    """Turn torch's ``code  # short/file.py:3 in name`` into ``file:line: code``."""
+    match = re.fullmatch(
+        r"(.*)  # (.*):(\d+) in .*", getattr(location, "maybe_user_loc", None) or "", re.DOTALL
+    )
+    if match is None:
         return None
-    user = getattr(location, "user_stack", None)
-    if user is None and hasattr(location, "summary"):
-        user = location.summary()
-    own = str(Path(torch.__file__).parent)
-    for frame in reversed(list(user or ())):
-        if not str(frame.filename).startswith(own):
-            return f"{frame.filename}:{frame.lineno}: {frame.line}"
-    return None
+    code, short, line = match.groups()
+    whole = [name for name in files if name.endswith(short)]
+    return f"{whole[0] if whole else short}:{line}: {code}"
 
 
-def symbol_range(symbol: Any, shape_env: Any) -> tuple[int, int | None]:
-    """Return the inclusive range of a symbol; None for no upper bound."""
-    bounds = shape_env.var_to_range.get(symbol)
-    if bounds is None:
-        return 0, None
-    upper = bounds.upper
-    return int(bounds.lower), int(upper) if getattr(upper, "is_integer", False) and upper.is_finite else None
+def original_symbol(value: object) -> Any | None:
+    """Return the symbol that a size was before the trace replaced it by a value."""
+    expr = getattr(getattr(value, "node", None), "_expr", None)
+    return expr if getattr(expr, "is_symbol", False) else None
+
+
+def equal(left: Any, right: Any) -> Any:
+    """Return the condition that two expressions are equal."""
+    import sympy
+
+    return sympy.Eq(left, right)
 
 
 def narrow(symbol: Any, shape_env: Any, low: int, high: int) -> None:
@@ -103,9 +123,23 @@ def new_unbacked_size(shape_env: Any, low: int, high: int) -> torch.SymInt:
     return size
 
 
+def new_backed_size(shape_env: Any, name: str, low: int, high: int, *, hint: int) -> torch.SymInt:
+    """Create a size symbol in ``[low, high]`` with a hint; questions about it become guards."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource(name)
+    symbol = shape_env.create_symbol(hint, source, DimDynamic.DYNAMIC, None)
+    shape_env.constrain_symbol_range(symbol, compiler_min=low, compiler_max=high)
+    size: torch.SymInt = shape_env.create_symintnode(symbol, hint=hint, source=source)
+    return size
+
+
 @contextlib.contextmanager
 def tracing(fake_mode: Any) -> Iterator[Any]:
     """Enter a tracing context for ``fake_mode`` and yield it."""
-    context = torch._guards.TracingContext(fake_mode)
-    with torch._guards.tracing(context):
+    from torch import _guards
+
+    context = _guards.TracingContext(fake_mode)
+    with _guards.tracing(context):
         yield context

@@ -1,6 +1,7 @@
 """pwcc: compile a PyTorch model piecewise once, load it elsewhere with nothing compiled.
 
-Importing the package is cheap: torch is imported by the first name that needs it.
+Importing the package is cheap: torch is imported by the first name that needs it. In a process that has
+imported torch already, :func:`load` is imported at once, so that a server's first load does not pay for it.
 
 - :func:`precompile`: compile a live model into a cache directory.
 - :func:`load`: find and load the entry that fits a live model on this host; returns a
@@ -12,6 +13,7 @@ Importing the package is cheap: torch is imported by the first name that needs i
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from pwcc.cache.errors import CacheMiss, CallError, HostMismatch, PwccError
@@ -57,3 +59,7 @@ def __getattr__(name: str) -> object:
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
+
+
+if "torch" in sys.modules:
+    from pwcc.compile.load import load

@@ -37,7 +37,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def run(tree: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, tree / "benchmarks" / "tables.py", *argv]
+    command = [sys.executable, str(tree / "benchmarks" / "tables.py"), *argv]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

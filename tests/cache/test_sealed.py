@@ -34,6 +34,7 @@ CPP = CppKernel("cpp_fused_0", blob_digest(b"so"), ("const float*", "int64_t"))
 def record(device_type: str = "cuda") -> SealedPiece:
     return SealedPiece(
         source=blob_digest(b"program"),
+        code=None,
         device_type=device_type,
         inputs=(
             InputFacts("symint", value="u0"),

@@ -143,7 +143,7 @@ def test_a_thousand_entries_in_300_ms(store: Store, toy: Manifest) -> None:
     best = 9.0
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "pwcc", "inspect", store.root]
+        command = [sys.executable, "-m", "pwcc", "inspect", str(store.root)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         assert done.stdout.endswith("1,000 entries\n")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -220,7 +220,7 @@ def test_a_file_that_does_not_import(tmp_path: Path, source: str, said: str, lin
     with pytest.raises(ModelError, match=said) as caught:
         build(ModelRef.parse(f"{path}:anything"))
     assert caught.value.where == f"{path}:{line}"
-    assert "pwcc_user.broken_model" not in sys.modules
+    assert "broken_model" not in sys.modules
 
 
 def test_files_of_one_stem_do_not_collide_and_edits_are_seen(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_files_of_one_stem_do_not_collide_and_edits_are_seen(tmp_path: Path) -> 
         path.write_text(f"import sibling_of_same_stem\nvalue = {value}")
     first, second = (import_file(path) for path in paths)
     assert (first.value, second.value) == (0, 1)
-    assert first.__name__ == "pwcc_user.same_stem"
-    assert second.__name__.startswith("pwcc_user.same_stem_")
+    assert first.__name__ == "same_stem"
+    assert second.__name__ == "pwcc_user.same_stem"
     assert sys.modules[first.__name__] is first
     assert sys.modules[second.__name__] is second
     assert import_file(paths[0]) is first

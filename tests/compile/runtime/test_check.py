@@ -12,6 +12,7 @@ from pwcc.compile.runtime.check import input_checker
 
 RECORD = SealedPiece(
     source=blob_digest(b""),
+    code=None,
     device_type="cpu",
     inputs=(
         InputFacts("symint", value="u0"),

@@ -58,6 +58,7 @@ def record(blobs: Blobs) -> SealedPiece:
     matrix = InputFacts("tensor", "float32", (2, 2), (2, 1))
     return SealedPiece(
         source=blobs.put(PROGRAM),
+        code=None,
         device_type="cpu",
         inputs=(matrix, matrix),
         outputs=2,

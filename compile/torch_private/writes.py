@@ -1,0 +1,41 @@
+"""The seam to mutation: which tensors a traced graph writes.
+
+Run on torch 2.11.0+cu130 and 2.13.0+cpu. Private names used: ``Tensor._version`` of fake tensors (in-place
+methods count it up; without it only operators with a schema are seen), ``UntypedStorage._cdata`` (identity
+of a fake storage), ``OpOverload._schema`` (which arguments an operator writes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def written(graph: fx.Graph, fakes: Mapping[int, Any]) -> set[int]:
+    """Return the keys of the fake tensors whose memory the graph writes, whole or through a view."""
+    storages = {fake.untyped_storage()._cdata: key for key, fake in fakes.items()}
+    found = {key for key, fake in fakes.items() if fake._version > 0}
+    for node in graph.nodes:
+        for used in _written_arguments(node):
+            value = used.meta.get("example_value")
+            if isinstance(value, torch.Tensor):
+                found.update(key for cdata, key in storages.items() if value.untyped_storage()._cdata == cdata)
+    return found
+
+
+def _written_arguments(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield what an operator writes by its schema; splitting operations do not count versions up."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, "default", None)
+    if not isinstance(target, torch._ops.OpOverload):
+        return
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        used = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        if isinstance(used, fx.Node):
+            yield used
