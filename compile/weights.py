@@ -82,7 +82,7 @@ def materialize(module: nn.Module, *, device: torch.device | str, seed: int) -> 
     shells = [(name, parameter) for name, parameter in module.named_parameters() if parameter.is_meta]
     filled: dict[int, nn.Parameter] = {}
     for name, shell in shells:
-        value = nn.Parameter(torch.empty_like(shell, device=target), requires_grad=shell.requires_grad)
+        value = nn.Parameter(_empty(shell, target), requires_grad=shell.requires_grad)
         _copy_marks(shell, value)
         _fill(name, value, seed)
         filled[id(shell)] = value
@@ -91,6 +91,11 @@ def materialize(module: nn.Module, *, device: torch.device | str, seed: int) -> 
             if parameter is not None and id(parameter) in filled:
                 owner._parameters[name] = filled[id(parameter)]
     module.to(target)
+
+
+def _empty(shell: Tensor, device: torch.device) -> Tensor:
+    """Allocate what a meta tensor describes; ``empty_like`` would import sympy and Dynamo for it."""
+    return torch.empty_strided(shell.shape, shell.stride(), dtype=shell.dtype, device=device)
 
 
 def move_real(module: nn.Module, device: torch.device) -> None:
@@ -145,9 +150,7 @@ def allocate(module: nn.Module, device: torch.device) -> None:
             if parameter is None or not parameter.is_meta:
                 continue
             if id(parameter) not in made:
-                value = nn.Parameter(
-                    torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad
-                )
+                value = nn.Parameter(_empty(parameter, device), requires_grad=parameter.requires_grad)
                 _copy_marks(parameter, value)
                 made[id(parameter)] = value
             owner._parameters[name] = made[id(parameter)]
