@@ -27,13 +27,13 @@ class Blobs:
         return self._folder / digest[:2] / digest
 
     def put(self, data: bytes) -> BlobDigest:
-        """Store ``data`` once and return its digest; an existing file of that size is kept.
+        """Store ``data`` once and return its digest; an existing file is kept if it holds these bytes.
 
         The bytes are on the device when this returns; the file's name is after :meth:`flush_names`.
         """
         digest = blob_digest(data)
         path = self.path(digest)
-        if not self.has(digest, size=len(data)):
+        if not self._holds(path, data):
             with atomic.os_errors("storing a blob", path):
                 path.parent.mkdir(exist_ok=True)
                 atomic.write_replace(path, data, tmp=self._tmp)
@@ -46,6 +46,13 @@ class Blobs:
         except OSError:
             return False
         return size is None or found.st_size == size
+
+    def _holds(self, path: Path, data: bytes) -> bool:
+        """Compare in full: whoever puts a blob has just made it, and a damaged file must be replaced by it."""
+        try:
+            return path.stat().st_size == len(data) and path.read_bytes() == data
+        except OSError:
+            return False
 
     def read(self, digest: BlobDigest, *, max_bytes: int = MAX_BLOB_BYTES) -> bytes:
         """Return a blob's verified bytes.

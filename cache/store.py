@@ -100,7 +100,7 @@ class Store:
         return self.blobs.path(digest)
 
     def put_blob(self, data: bytes) -> BlobDigest:
-        """Store ``data`` once and return its digest; an existing file of that size is kept."""
+        """Store ``data`` once and return its digest; an existing file is kept if it holds them."""
         return self.blobs.put(data)
 
     def has_blob(self, digest: BlobDigest, *, size: int | None = None) -> bool:

@@ -62,8 +62,8 @@ def _run(argv: Sequence[str] | None, invocation: Invocation) -> int:
             args=None if argv is None else list(argv), prog_name="pwcc", obj=invocation
         )
     except SystemExit as stop:  # how typer ends, after it printed usage errors itself
-        if stop.code == failures.INTERRUPTED:
-            return failures.report_interrupt()
+        if stop.code in (failures.INTERRUPTED, *failures.TERMINATED):
+            return failures.report_interrupt(stop.code)
         if isinstance(stop.code, str):
             output.word(stop.code)
             return 1

@@ -80,6 +80,7 @@ def compile_(
     progress on stderr.
     """
     from pwcc.capture.sizes import parse_sizes
+    from pwcc.cli.failures import unwinding
     from pwcc.cli.progress import progress
     from pwcc.cli.splitting import parse_splitting_ops
 
@@ -123,7 +124,7 @@ def compile_(
         else:
             output.data(report_view.plan_lines(planned, width=output.width()))
         return
-    with progress() as on_progress:
+    with unwinding(), progress() as on_progress:
         report = precompile(
             ready.built.module,
             cache_dir=cache_dir or default_root(),

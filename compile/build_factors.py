@@ -141,12 +141,14 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-@functools.cache
 def _cxx_version() -> str | None:
     """Return the first line of the C++ compiler's version, or None without a compiler."""
     path = shutil.which(os.environ.get("CXX") or "g++")
-    if path is None:
-        return None
+    return None if path is None else _first_line_of_version(path)
+
+
+@functools.cache
+def _first_line_of_version(path: str) -> str | None:
     ran = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
     return ran.stdout.splitlines()[0] if ran.stdout else None
 

@@ -32,11 +32,19 @@ def find_entry(
             continue
         if not build.matches(recorded):
             continue
-        if reject(store, model, manifest, facts) is None and all(
-            store.has_blob(digest, size=size) for digest, size in manifest.blobs.items()
-        ):
+        if reject(store, model, manifest, facts) is None and _is_whole(store, manifest):
             return manifest, ref.path
     return None
+
+
+def _is_whole(store: Store, manifest: Manifest) -> bool:
+    """Verify every blob: a damaged one makes this a compile, which writes it again."""
+    try:
+        for digest in manifest.blobs:
+            store.read_blob(digest)
+    except StoreError:
+        return False
+    return True
 
 
 def hit_report(found: tuple[Manifest, Path], request: Request, seconds: float) -> CompileReport:
@@ -78,4 +86,5 @@ def hit_report(found: tuple[Manifest, Path], request: Request, seconds: float) -
         seconds={"total": seconds},
         bytes=sum(manifest.blobs.values()),
         kernels=manifest.counts.get("kernels", 0),
+        warnings=plan.warnings(),
     )

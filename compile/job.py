@@ -53,7 +53,6 @@ class Job:
         self._dump = dump
         self._counters = CompileCounters()
         self._seconds: dict[str, float] = {}
-        self._warnings: list[str] = []
         self._predicates: list[Predicate] = []
         self._programs = 0
 
@@ -73,7 +72,6 @@ class Job:
             self._collect(traced)
         with self._stage("split"):
             plan = make_plan(self._model, self._request, traced)
-            self._warn_without_splits(plan)
         with tempfile.TemporaryDirectory(prefix="pwcc-") as scratch, self._stage("compile"):
             traced, results = self._compile(traced, Path(scratch))
         plan = make_plan(self._model, self._request, traced)
@@ -105,7 +103,7 @@ class Job:
             seconds=self._seconds,
             bytes=sum(manifest.blobs.values()),
             kernels=manifest.counts["kernels"],
-            warnings=tuple(self._warnings),
+            warnings=plan.warnings(),
         )
 
     def _collect(self, traced: Sequence[Traced]) -> None:
@@ -121,15 +119,6 @@ class Job:
             if self._dump is not None:
                 dump_program(self._dump, self._programs, item.trace, item.program, stitch_of(item))
             self._programs += 1
-
-    def _warn_without_splits(self, plan: CompilePlan) -> None:
-        if self._request.options.splitting_ops and not plan.splits:
-            wanted = ", ".join(self._request.options.splitting_ops)
-            self._warnings.append(
-                f"no split point: the graph holds none of {wanted}; the model was compiled as one piece. "
-                "If it has attention, route it through torch.ops.pwcc.attention or name your own op with "
-                "--splitting-ops"
-            )
 
     def _count_plan(self, traced: Sequence[Traced], plan: CompilePlan) -> None:
         counters = self._counters

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from torch import nn
@@ -110,17 +110,21 @@ Candidate = tuple[EntryRef, Manifest | PwccError]
 
 
 def _candidates(store: Store, key: LookupKey, profile: str | None, entry: str | None) -> list[Candidate]:
+    """Return the entries under a lookup key: the manifest, or why it is not taken whatever it holds."""
     found: list[Candidate] = []
     for ref in store.candidates(key):
         if entry is not None and not ref.entry_key.startswith(entry):
+            found.append((ref, CacheMiss(f"entry: expected a key that starts with {entry!r}")))
             continue
         try:
             manifest = store.read_manifest(ref)
-        except (StoreError, CorruptEntry) as error:
+        except StoreError as error:
             found.append((ref, error))
             continue
         if profile is None or manifest.profile == profile:
             found.append((ref, manifest))
+        else:
+            found.append((ref, CacheMiss(f"profile: expected {profile!r}, got {manifest.profile!r}")))
     return found
 
 
@@ -179,7 +183,7 @@ def reject(store: Store, model: nn.Module, manifest: Manifest, facts: Mapping[st
     if changes:
         change = changes[0]
         more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
-        return Rejection(key, f"source {change.record.module} ({change.record.path}) {change.reason}{more}")
+        return Rejection(key, f"source {change.reason}{more}")
     try:
         predicates = PredicateSet.from_json(store.read_blob(manifest.predicates))
     except StoreError as error:
@@ -359,8 +363,7 @@ def compile_stitch(source: bytes) -> Bind:
         exec(compile(source, "<stitch>", "exec"), namespace)  # noqa: S102 (verified bytes of the entry)
     except SyntaxError as error:
         raise CorruptEntry(f"expected a stitch program, got {error}") from error
-    found: Any = namespace.get("bind")
-    if not callable(found):
+    bind = namespace.get("bind")
+    if not callable(bind):
         raise CorruptEntry("expected a stitch program that defines bind")
-    bind: Bind = found
-    return bind
+    return cast("Bind", bind)

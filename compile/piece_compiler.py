@@ -29,6 +29,8 @@ from pwcc.compile.runtime.samples import sample_inputs
 from pwcc.compile.torch_private import inductor, symbols
 from pwcc.compile.torch_private.dynamo import is_data_dependent
 
+MAX_REASON = 300  # characters of a foreign error; the dispatcher's lists every backend
+
 
 @dataclass(frozen=True)
 class PieceTask:
@@ -182,30 +184,50 @@ def compile_piece(
         return _compile(task, blobs, scratch, tune_lock, backed=True)
     except PwccError as error:
         error.message = f"piece {task.name} ({task.variant}): {error.message}"
-        error.where = error.where or _line_of(task, inductor.failed_operation(error))
+        error.where = error.where or _line_of(task, _culprit(task, error))
         raise
     except Exception as error:
-        operation = inductor.failed_operation(error)
-        first = str(error).strip().splitlines()
+        operation = _culprit(task, error)
         raise PieceCompileError(
-            f"piece {task.name} ({task.variant}): Inductor failed"
+            f"piece {task.name} ({task.variant}): Inductor or what it compiled failed"
             + (f" on {operation}" if operation else "")
-            + f": {type(error).__name__}: {first[0] if first else ''}",
+            + f": {type(error).__name__}: {_first_line(error)}",
             where=_line_of(task, operation),
             hint="--debug shows Inductor's own report; --dump DIR writes the piece",
         ) from error
 
 
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return lines[0] if len(lines[0]) <= MAX_REASON else lines[0][:MAX_REASON] + " ..."
+
+
+def _culprit(task: PieceTask, error: BaseException) -> str | None:
+    """Return the operation that a failure names: as Inductor does, or a custom one as the dispatcher does."""
+    text = str(error)
+    for target in task.graph.ops:
+        root, _, path = target.partition(".ops.")
+        namespace, _, name = path.partition(".")
+        operation = f"{namespace}::{name.split('.')[0]}"
+        if root == "torch" and namespace != "aten" and operation in text:
+            return operation
+    return inductor.failed_operation(error)
+
+
 def _line_of(task: PieceTask, operation: str | None) -> str | None:
-    """Return the source line of the first node whose operation has the failed one's name."""
+    """Return the source line of the first node whose operation has the failed one's name.
+
+    Lowering's names are often not those of the source; then it is the line where the piece begins.
+    """
+    begin = next((f"{line} (where the piece begins)" for line in task.lines if line), None)
     if operation is None:
-        return None
+        return begin
     name = operation.replace("::", ".").split(".")
-    base = name[1] if len(name) > 1 and name[0] in ("aten", "prims", "torch") else name[0]
+    base = name[1] if len(name) > 1 else name[0]
     for node, line in zip(task.graph.nodes, task.lines, strict=False):
         if line and base in node.target.split("."):
             return line
-    return next((line for line in task.lines if line), None)
+    return begin
 
 
 def _compile(

@@ -59,6 +59,16 @@ class CompilePlan:
         """Return the plan for ``--json``."""
         return _json(self)
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return what a user should hear loudly: that nothing was split though it was asked for."""
+        if self.splits or not self.splitting_ops:
+            return ()
+        return (
+            f"no split point: the graph holds none of {', '.join(self.splitting_ops)}; the model was compiled "
+            "as one piece. If it has attention, route it through torch.ops.pwcc.attention or name your own op "
+            "with --splitting-ops",
+        )
+
 
 @dataclass(frozen=True)
 class CompileReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from pwcc.cache.errors import UsageError
 from pwcc.compile.build_factors import BuildOptions
 from pwcc.compile.inputs import InputSpec
+from pwcc.compile.sealing.profile import Isa
 from pwcc.compile.target import Target, target_of
 
 DEFAULT_MAX_TOKENS = 8192
@@ -49,7 +51,8 @@ def make_request(
     """Check the arguments of ``precompile`` and return them as one value.
 
     Raises:
-        UsageError: sizes outside ``1..max_tokens``, a model in training mode, a device torch does not see.
+        UsageError: sizes outside ``1..max_tokens``, a model in training mode, a device torch does not see, an
+            unknown ISA.
     """
     if max_tokens < 1:
         raise UsageError(f"expected --max-tokens of at least 1, got {max_tokens}")
@@ -59,6 +62,8 @@ def make_request(
     if model.training:
         raise UsageError("expected a model in eval mode", hint="call model.eval()")
     target = target_of(device)
+    if cpu_isa not in get_args(Isa):
+        raise UsageError(f"expected a CPU ISA of {', '.join(get_args(Isa))}, got {cpu_isa!r}")
     options = BuildOptions(
         sizes=tuple(sorted(set(sizes))),
         max_tokens=max_tokens,

@@ -14,10 +14,24 @@ from torch.overrides import TorchFunctionMode
 
 from pwcc.cache.errors import ModelError
 
-
 _INITIALISERS = frozenset(
-    "normal_ uniform_ zero_ fill_ ones_ zeros_ constant_ trunc_normal_ xavier_uniform_ xavier_normal_ "
-    "kaiming_uniform_ kaiming_normal_ exponential_ bernoulli_ random_".split()
+    [
+        "normal_",
+        "uniform_",
+        "zero_",
+        "fill_",
+        "ones_",
+        "zeros_",
+        "constant_",
+        "trunc_normal_",
+        "xavier_uniform_",
+        "xavier_normal_",
+        "kaiming_uniform_",
+        "kaiming_normal_",
+        "exponential_",
+        "bernoulli_",
+        "random_",
+    ]
 )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 from pwcc.cache.errors import PwccError
@@ -12,8 +15,9 @@ from pwcc.compile.workers import encode_answer, encode_failure
 
 
 def main() -> int:
-    """Serve tasks until stdin closes. Arguments: scratch directory, tuning lock file."""
+    """Serve tasks until stdin closes. Arguments: scratch directory, tuning lock file, parent process."""
     scratch, tune_lock = Path(sys.argv[1]), Path(sys.argv[2])
+    threading.Thread(target=_end_with, args=(int(sys.argv[3]),), daemon=True).start()
     # Compilers print; the answers' channel must hold nothing else.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -28,6 +32,13 @@ def main() -> int:
             answers.write(answer + b"\n")
             answers.flush()
     return 0
+
+
+def _end_with(parent: int) -> None:
+    """End this process and its compilers, its group, once the parent is gone: a task can take minutes."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -51,23 +52,39 @@ def run_tasks(
     Raises:
         PwccError: the first failure, after the other workers were stopped.
     """
-    if jobs <= 1 or len(tasks) <= 1:
-        results: list[PieceResult] = []
-        with fresh_workers(scratch):
-            for index, task in enumerate(tasks):
-                results.append(compile_piece(task, blobs, scratch=scratch))
-                on_done(index, results[-1])
-        return results
-    return _Pool(tasks, blobs, min(jobs, len(tasks)), scratch, on_done).run()
+    portable = [index for index, task in enumerate(tasks) if _is_portable(task)]
+    results: dict[int, PieceResult] = {}
+    if jobs > 1 and len(portable) > 1:
+        pool = _Pool(tasks, portable, blobs, min(jobs, len(portable)), scratch, on_done)
+        results = pool.run()
+    with fresh_workers(scratch):
+        for index in range(len(tasks)):
+            if index not in results:
+                results[index] = compile_piece(tasks[index], blobs, scratch=scratch)
+                on_done(index, results[index])
+    return [results[index] for index in range(len(tasks))]
+
+
+def _is_portable(task: PieceTask) -> bool:
+    """Tell whether a worker has the task's operations; a library that the model imported it has not."""
+    custom = (target.split(".")[2] for target in task.graph.ops if target.startswith("torch.ops."))
+    return all(namespace in ("aten", "prims") for namespace in custom)
 
 
 class _Pool:
     """Feeds tasks to worker processes through one thread per worker. Made for one run."""
 
     def __init__(
-        self, tasks: Sequence[PieceTask], blobs: Blobs, jobs: int, scratch: Path, on_done: OnDone
+        self,
+        tasks: Sequence[PieceTask],
+        wanted: Sequence[int],
+        blobs: Blobs,
+        jobs: int,
+        scratch: Path,
+        on_done: OnDone,
     ) -> None:
         self._tasks = tasks
+        self._wanted = wanted
         self._blobs = blobs
         self._jobs = jobs
         self._scratch = scratch
@@ -75,10 +92,11 @@ class _Pool:
         self._waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._results: dict[int, PieceResult] = {}
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
+        self._started: list[subprocess.Popen[bytes]] = []
 
-    def run(self) -> list[PieceResult]:
-        for index in range(len(self._tasks)):
+    def run(self) -> dict[int, PieceResult]:
+        for index in self._wanted:
             self._waiting.put(index)
         with self._workers() as workers:
             threads = [threading.Thread(target=self._feed, args=(worker,), daemon=True) for worker in workers]
@@ -88,40 +106,43 @@ class _Pool:
                 thread.join()
         if self._failure is not None:
             raise self._failure
-        return [self._results[index] for index in range(len(self._tasks))]
+        return self._results
 
     @contextmanager
     def _workers(self) -> Iterator[list[subprocess.Popen[bytes]]]:
-        workers: list[subprocess.Popen[bytes]] = []
         try:
             for number in range(self._jobs):
-                own = self._scratch / f"worker-{number}"
-                own.mkdir()
-                log = (own / "stderr").open("wb")
-                with log:
-                    command = [
-                        sys.executable,
-                        "-m",
-                        "pwcc.compile.worker",
-                        str(own),
-                        str(self._scratch / "tune.lock"),
-                    ]
-                    workers.append(
-                        subprocess.Popen(  # noqa: S603 (our own module)
-                            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-                        )
-                    )
-            yield workers
+                self._started.append(self._start(number))
+            yield self._started
         finally:
-            for worker in workers:
+            if len(self._results) < len(self._wanted):  # a failure, or an interrupt while they work
+                self._kill()
+            for worker in self._started:
                 if worker.stdin is not None:
                     with suppress(OSError):
                         worker.stdin.close()
-                if self._failure is not None:
-                    worker.kill()
                 worker.wait()
                 if worker.stdout is not None:
                     worker.stdout.close()
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        own = self._scratch / f"worker-{number}"
+        own.mkdir()
+        arguments = [str(own), str(self._scratch / "tune.lock"), str(os.getpid())]
+        command = [sys.executable, "-m", "pwcc.compile.worker", *arguments]
+        with (own / "stderr").open("wb") as log:
+            return subprocess.Popen(  # noqa: S603 (our own module)
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                process_group=0,  # so that its compilers end with it
+            )
+
+    def _kill(self) -> None:
+        for worker in self._started:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
 
     def _feed(self, worker: subprocess.Popen[bytes]) -> None:
         while self._failure is None:
@@ -131,13 +152,14 @@ class _Pool:
                 return
             try:
                 result = self._ask(worker, self._tasks[index])
+                with self._lock:
+                    self._on_done(index, result)
+                    self._results[index] = result
             except Exception as error:  # noqa: BLE001 (handed to the caller's thread)
                 with self._lock:
                     self._failure = self._failure or error
+                self._kill()  # the others may be minutes from their next answer
                 return
-            with self._lock:
-                self._results[index] = result
-                self._on_done(index, result)
 
     def _ask(self, worker: subprocess.Popen[bytes], task: PieceTask) -> PieceResult:
         if worker.stdin is None or worker.stdout is None:
@@ -149,12 +171,26 @@ class _Pool:
         except OSError:
             line = b""
         if not line:
-            code = worker.wait()
-            raise PieceCompileError(
-                f"piece {task.name} ({task.variant}): the compile worker died with status {code}",
-                hint="if it was killed for memory, use fewer --jobs",
+            error = PieceCompileError(
+                f"piece {task.name} ({task.variant}): the compile worker {_ending(worker.wait())}",
+                hint="if it was killed for memory, use fewer --jobs; --debug shows the last it wrote",
             )
+            log = self._scratch / f"worker-{self._started.index(worker)}" / "stderr"
+            error.add_note("the worker's stderr ended with:\n" + _tail(log))
+            raise error
         return parse_answer(line, self._blobs)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with status {code}"
+    return f"was killed by {signal.Signals(-code).name}"
+
+
+def _tail(log: Path) -> str:
+    with suppress(OSError):
+        return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+    return ""
 
 
 def encode_answer(result: PieceResult, blobs: dict[BlobDigest, bytes]) -> bytes:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
+from typing import cast
 
 import torch
 
@@ -138,4 +139,4 @@ def run_program(code: CodeType, *, where: str) -> Bind:
     bind = namespace.get("bind")
     if not callable(bind):
         raise CorruptEntry("expected a program that defines bind", where=where)
-    return bind
+    return cast("Bind", bind)

@@ -37,11 +37,18 @@ def write_driver(
         "-g0",
         "-s",
         "-Wl,--build-id=none",
+        # Inductor names a source by a digest that covers absolute paths; checks in its headers hold __FILE__.
+        "-Wno-builtin-macro-redefined",
+        '-D__FILE__="kernel.cpp"',
         *(f"-ffile-prefix-map={prefix}=." for prefix in sorted(set(path_prefixes), key=len)),
     ]
     directory.mkdir(parents=True, exist_ok=True)
     driver = directory / Path(name).name
-    text = f'#!/bin/sh\nexec {shlex.quote(real)} "$@" {" ".join(map(shlex.quote, flags))}\n'
+    # TMPDIR: a compiler that is killed leaves its intermediate files behind.
+    own = shlex.quote(str(directory))
+    text = (
+        f'#!/bin/sh\nexport TMPDIR={own}\nexec {shlex.quote(real)} "$@" {" ".join(map(shlex.quote, flags))}\n'
+    )
     driver.write_text(text)
     driver.chmod(0o700)
     return driver

@@ -183,8 +183,9 @@ def config_changes() -> dict[str, object]:
         module: Any = sys.modules.get(name)
         if module is None or not hasattr(module, "_is_default"):
             continue
-        for key in module._config:
-            if module._config[key].alias is None and not module._is_default(key):
+        for key, entry in module._config.items():
+            # "Overridden with the default" is no change: config.patch leaves what it patched in that state.
+            if entry.alias is None and not module._is_default(key) and getattr(module, key) != entry.default:
                 value = getattr(module, key)
                 portable = isinstance(value, (bool, int, float, str, type(None), list, tuple))
                 changes[f"{name}.{key}"] = repr(value) if portable else type(value).__name__
