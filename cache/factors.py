@@ -22,6 +22,8 @@ GROUPS: Final = ("environment", "configuration", "sources", "compiler")
 SCHEMA: Final = 1
 MAX_VALUE_DEPTH: Final = 48  # leaves room for the tree's own levels below strict.MAX_DEPTH
 
+MAX_SHOWN: Final = 60  # characters of a value in a message
+
 
 class Absent(Enum):
     """The one value that stands for "this factor does not exist" in a :class:`FactorChange`."""
@@ -47,6 +49,10 @@ class FactorChange:
     path: str
     before: Json | Absent
     after: Json | Absent
+
+    def __str__(self) -> str:
+        before, after = ("nothing" if v is ABSENT else _short(v) for v in (self.before, self.after))
+        return f"{self.path}: built with {before}, now {after}"
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,11 @@ class FactorTree:
             return cls.of(**groups)
         except FactorError as error:
             raise CorruptEntry(error.message, where=where) from None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
 def entry_key(tree: FactorTree) -> EntryKey:

@@ -18,7 +18,7 @@ import torch
 import pwcc
 from pwcc.cache import host, strict
 from pwcc.cache.environment import environment_factors
-from pwcc.cache.factors import Factor, FactorTree
+from pwcc.cache.factors import Factor, FactorChange, FactorTree, diff
 from pwcc.cache.ids import FactorDigest, factor_digest
 from pwcc.cache.sources import SourceRecord, record_code, record_file, source_factors
 from pwcc.compile.numeric_state import numeric_state
@@ -64,16 +64,20 @@ class BuildFactors:
     compiler: Mapping[str, object]
 
     def matches(self, recorded: FactorTree) -> bool:
-        """Tell whether an entry's recorded factors are these; its sources are checked on their own."""
+        """Tell whether an entry's recorded factors are these."""
+        return not self.changes(recorded)
+
+    def changes(self, recorded: FactorTree) -> list[FactorChange]:
+        """Return how an entry's recorded factors differ from these; sources are checked on their own."""
         own = FactorTree.of(
             environment=self.environment, configuration=self.configuration, compiler=self.compiler
-        ).group_digests()
+        )
         kept = FactorTree(
             environment=recorded.environment,
             configuration=_without_trace(recorded.configuration),
             compiler=recorded.compiler,
-        ).group_digests()
-        return own == kept
+        )
+        return diff(kept, own)
 
     def tree(self, records: Sequence[SourceRecord], traced: Mapping[str, object]) -> FactorTree:
         """Return the entry's whole factor tree; ``traced`` holds the factors of ``TRACED``."""

@@ -18,23 +18,38 @@ from pwcc.compile.report import CompileCounters, CompilePlan, CompileReport, Pla
 from pwcc.compile.request import Request
 from pwcc.compile.target import host_facts
 
+MAX_CHANGES = 3  # factors shown of one entry
+
 
 def find_entry(
     store: Store, model: nn.Module, request: Request, key: LookupKey, build: BuildFactors
-) -> tuple[Manifest, Path] | None:
-    """Return an entry that was made from the same factors and still fits the live model, if there is one."""
+) -> tuple[tuple[Manifest, Path] | None, tuple[str, ...]]:
+    """Find an entry that was made from the same factors and still fits the live model.
+
+    Returns the entry, or None; and why each entry under the lookup key was not it.
+    """
     facts = host_facts(request.target)
+    reasons: list[str] = []
     for ref in store.candidates(key):
         try:
             manifest = store.read_manifest(ref)
             recorded = FactorTree.from_json(strict.loads(store.read_blob(manifest.factors), where="factors"))
-        except StoreError:
+        except StoreError as error:
+            reasons.append(f"{ref.entry_key[:12]}: {error.message}")
             continue
-        if not build.matches(recorded):
-            continue
-        if reject(store, model, manifest, facts) is None and _is_whole(store, manifest):
-            return manifest, ref.path
-    return None
+        changes = build.changes(recorded)
+        rejection = reject(store, model, manifest, facts)
+        if changes:
+            more = f" (and {len(changes) - MAX_CHANGES} more)" if len(changes) > MAX_CHANGES else ""
+            shown = "; ".join(str(change) for change in changes[:MAX_CHANGES])
+            reasons.append(f"{ref.entry_key[:12]}: {shown}{more}")
+        elif rejection is not None:
+            reasons.append(str(rejection))
+        elif not _is_whole(store, manifest):
+            reasons.append(f"{ref.entry_key[:12]}: a blob is missing or damaged")
+        else:
+            return (manifest, ref.path), ()
+    return None, tuple(reasons)
 
 
 def _is_whole(store: Store, manifest: Manifest) -> bool:

@@ -88,17 +88,18 @@ def precompile(
     on_progress(Progress("lookup"))
     key, tree_digest = lookup(model, request.target)
     build = build_factors(request.options, request.target, request.identity, request.args)
-    found = find_entry(store, model, request, key, build)
+    found, reasons = find_entry(store, model, request, key, build)
     if found is not None:
         return hit_report(found, request, time.perf_counter() - started)
     if frozen:
         raise CacheMiss(
             f"no entry of these options for {identity} (lookup key {key[:12]})",
+            reasons=reasons or ["the cache holds no entry for this model on this torch, device and mode"],
             where=str(cache_dir),
             hint="run without --frozen to compile it",
         )
     with _lock(store, key, on_progress):
-        found = find_entry(store, model, request, key, build)
+        found, _ = find_entry(store, model, request, key, build)
         if found is not None:
             return hit_report(found, request, time.perf_counter() - started)
         job = Job(

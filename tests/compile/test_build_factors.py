@@ -192,3 +192,11 @@ def test_code_without_a_file_is_recorded_by_its_content() -> None:
         assert changed.digest != record.digest
     finally:
         del sys.modules["a_notebook"]
+
+
+def test_a_difference_is_told_by_the_factor_that_changed() -> None:
+    before = recorded(built())
+    changes = built(replace(OPTIONS, max_tokens=4096)).changes(before)
+    assert [change.path for change in changes] == ["configuration/options.max_tokens"]
+    assert str(changes[0]).startswith("configuration/options.max_tokens: built with ")
+    assert built().changes(before) == []

@@ -256,6 +256,7 @@ def test_frozen_takes_a_hit_and_refuses_a_miss(llama: Warm, tmp_path: Path) -> N
     with pytest.raises(CacheMiss, match="no entry of these options for builtin:llama-tiny") as caught:
         compile_here(llama_of(), cache, 1, 2, 3, frozen=True)
     assert caught.value.exit_code == 3
+    assert "configuration/options.sizes: built with [1, 2], now [1, 2, 3]" in caught.value.reasons[0]
     assert files(cache) == before
 
 

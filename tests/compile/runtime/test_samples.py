@@ -121,3 +121,9 @@ def test_relative_error_of_other_things() -> None:
     assert relative_error([3], [4]) == INF
     with pytest.raises(ValueError, match="zip"):
         relative_error([ones], [])
+
+
+def test_float8_outputs_are_compared() -> None:
+    values = torch.tensor([1.0, 2.0, -3.0]).to(torch.float8_e4m3fn)
+    assert relative_error([values], [values]) == 0
+    assert relative_error([values], [torch.tensor([1.0, 2.0, 3.0]).to(torch.float8_e4m3fn)]) > 1
