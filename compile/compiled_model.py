@@ -13,7 +13,7 @@ from pwcc.cache.errors import ArgumentError, SizeError
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.manifest import Manifest
 from pwcc.compile.runtime.calling import Binder, CallingConvention
-from pwcc.compile.runtime.held import bind_weights
+from pwcc.compile.runtime.held import Replaced, bind_weights, named_tensors
 from pwcc.compile.runtime.piece import LoadedPiece
 from pwcc.compile.runtime.targets import resolve_target
 
@@ -88,6 +88,7 @@ class CompiledModel:
         self.manifest = manifest
         self.read_blob = read_blob
         self._receipt: LoadReceipt | None = None
+        self._replaced = Replaced()
         self.rebind()
 
     @property
@@ -115,14 +116,19 @@ class CompiledModel:
     def rebind(self) -> None:
         """Bind the weights that the module holds now.
 
-        Call it after ``load_state_dict(assign=True)``, ``param.data = ...``, quantisation or any other
-        change that replaces tensors; values written in place are seen without it.
+        Call it after ``param.data = ...``, ``model.to(...)``, ``load_state_dict(assign=True)`` or any other
+        change that replaces tensors; values written in place are seen without it. A call rebinds by
+        itself when a tensor it was bound to is gone from the process, as usual after ``assign=True``, but
+        a tensor that something else still refers to cannot be noticed.
 
         Raises:
             CacheMiss: a tensor's name, dtype, shape, layout or device is not what was compiled. The
                 old binding stays.
         """
         bound = [bind_weights(self._model, program.calling.weights, self._device) for program in self._programs]
+        held = dict(named_tensors(self._model))
+        names = {weight.names[0] for program in self._programs for weight in program.calling.weights}
+        self._replaced.watch(held[name] for name in names)
         for program, weights in zip(self._programs, bound, strict=True):
             program.weights = weights
             program.by_size = {}
@@ -136,6 +142,8 @@ class CompiledModel:
         Raises:
             CallError: see the class.
         """
+        if self._replaced.noticed:
+            self.rebind()
         program = self._programs[0]
         if len(self._programs) > 1:
             program = self._program_for(args, kwargs)

@@ -18,6 +18,7 @@ from pwcc.compile.report import CompileCounters, CompilePlan, CompileReport, Pla
 from pwcc.compile.request import Request
 from pwcc.compile.target import host_facts
 
+NO_DUMP = "--dump wrote nothing: the entry was there already, use --dry-run --dump or another --cache-dir"
 MAX_CHANGES = 3  # factors shown of one entry
 
 
@@ -62,8 +63,13 @@ def _is_whole(store: Store, manifest: Manifest) -> bool:
     return True
 
 
-def hit_report(found: tuple[Manifest, Path], request: Request, seconds: float) -> CompileReport:
-    """Describe an entry that was found; ``seconds`` is what finding it took."""
+def hit_report(
+    found: tuple[Manifest, Path], request: Request, seconds: float, *, dump: Path | None = None
+) -> CompileReport:
+    """Describe an entry that was found; ``seconds`` is what finding it took.
+
+    Nothing was traced, so there is nothing to dump: asked for, that is a warning.
+    """
     manifest, path = found
     unique = [piece for program in manifest.programs for piece in program.unique]
     plan = CompilePlan(
@@ -101,5 +107,5 @@ def hit_report(found: tuple[Manifest, Path], request: Request, seconds: float) -
         seconds={"total": seconds},
         bytes=sum(manifest.blobs.values()),
         kernels=manifest.counts.get("kernels", 0),
-        warnings=plan.warnings(),
+        warnings=(*plan.warnings(), *([] if dump is None else [NO_DUMP])),
     )

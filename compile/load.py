@@ -22,7 +22,7 @@ from pwcc.cache.requirements import unmet
 from pwcc.cache.sealed import SealedPiece
 from pwcc.cache.store import EntryRef, Store, default_root
 from pwcc.compile.compiled_model import Bind, CompiledModel, LoadedProgram, LoadedVariant
-from pwcc.compile.model_tree import model_tree
+from pwcc.compile.model_tree import identity, model_tree
 from pwcc.compile.numeric_state import numeric_state
 from pwcc.compile.receipt import LoadObserver
 from pwcc.compile.runtime import program_code
@@ -32,6 +32,7 @@ from pwcc.compile.runtime.predicates import PredicateSet
 from pwcc.compile.signature import parameter_names
 from pwcc.compile.target import Target, device_of, host_facts, lookup_factors, target_of
 
+MAX_LISTED = 5  # entries named when none is of this model
 MAX_NEAREST = 1000  # entries looked at to explain a miss
 
 
@@ -170,7 +171,7 @@ def _choose(
         )
     raise CacheMiss(
         f"no entry for this model (lookup key {key[:12]})",
-        reasons=reasons or ["the cache holds no entry for this model tree"],
+        reasons=reasons or contents(store, model, target),
         where=str(root),
         hint="run: pwcc compile --model ... --cache-dir " + str(root),
     )
@@ -209,6 +210,34 @@ def live_code(model: nn.Module) -> frozenset[FactorDigest]:
                 if code is not None and base.__module__ == cls.__module__:
                     found.add(digest_code(code))
     return frozenset(found)
+
+
+def contents(store: Store, model: nn.Module, target: Target) -> list[str]:
+    """Say what a cache holds when nothing in it is of this model tree."""
+    wanted = identity(model)
+    reasons = [f"the cache holds no entry for this model tree: {wanted}, {_dtype(model)}, {target.device.type}"]
+    for count, ref in enumerate(store.entries()):
+        if count == MAX_LISTED:
+            reasons.append("... and more: pwcc inspect lists them")
+            break
+        with contextlib.suppress(StoreError):
+            found = store.read_manifest(ref)
+            args = ", ".join(f"{name}={value}" for name, value in found.model.args.items()) or "no arguments"
+            reasons.append(
+                f"it holds {ref.entry_key[:12]}: {found.model.identity}, {found.model.dtype}, "
+                f"{found.device.name or found.device.type}, {args}"
+            )
+    if any(base.__module__.startswith("transformers.") for base in type(model).__mro__):
+        reasons.append(
+            "a Hugging Face model is compiled on flat tokens: build it with "
+            "pwcc.compile.model_ref.build(ModelRef.parse(DIR), weights='real').module"
+        )
+    return reasons
+
+
+def _dtype(model: nn.Module) -> str:
+    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
+    return "+".join(dtypes) or "no parameters"
 
 
 def nearest(store: Store, tree_digest: FactorDigest, facts: Mapping[str, object]) -> list[Rejection]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pwcc.cache.errors import CacheMiss
+from pwcc.cache.errors import CacheMiss, StoreError
 from pwcc.cache.store import Store
 from pwcc.compile.build_factors import build_factors
 from pwcc.compile.dump import dump_program
@@ -21,6 +21,8 @@ from pwcc.compile.load import lookup
 from pwcc.compile.report import CompilePlan, CompileReport, OnProgress, Progress, silent
 from pwcc.compile.request import make_request
 from pwcc.compile.tracing import make_plan, stitch_of, trace_all
+
+LOCK_SILENCE_S = 1.0  # how long to wait for another process without a word
 
 
 def precompile(
@@ -84,13 +86,13 @@ def precompile(
         profile=profile,
         build_observed=False,
     )
-    store = Store.open(cache_dir) if frozen else Store.create(cache_dir)
+    store = _open_frozen(cache_dir) if frozen else Store.create(cache_dir)
     on_progress(Progress("lookup"))
     key, tree_digest = lookup(model, request.target)
     build = build_factors(request.options, request.target, request.identity, request.args)
     found, reasons = find_entry(store, model, request, key, build)
     if found is not None:
-        return hit_report(found, request, time.perf_counter() - started)
+        return hit_report(found, request, time.perf_counter() - started, dump=dump)
     if frozen:
         raise CacheMiss(
             f"no entry of these options for {identity} (lookup key {key[:12]})",
@@ -101,7 +103,7 @@ def precompile(
     with _lock(store, key, on_progress):
         found, _ = find_entry(store, model, request, key, build)
         if found is not None:
-            return hit_report(found, request, time.perf_counter() - started)
+            return hit_report(found, request, time.perf_counter() - started, dump=dump)
         job = Job(
             store=store,
             model=model,
@@ -153,8 +155,24 @@ def plan(
     return make_plan(model, request, traced)
 
 
+def _open_frozen(cache_dir: Path) -> Store:
+    """Open a cache for ``frozen``: nothing there, as after a restore that found nothing, is a miss."""
+    if not cache_dir.exists() or (cache_dir.is_dir() and not any(cache_dir.iterdir())):
+        raise CacheMiss(
+            "no entry: the cache directory is empty or does not exist",
+            where=str(cache_dir),
+            hint="restore the cache, or run without --frozen to compile",
+        )
+    return Store.open(cache_dir)
+
+
 @contextlib.contextmanager
 def _lock(store: Store, key: str, on_progress: OnProgress) -> Iterator[None]:
-    on_progress(Progress("lock", detail="waiting for another process that compiles this model, if any"))
-    with store.lock(key):
+    """Hold the lookup key's lock; say that it takes long only if it does."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(store.lock(key, timeout_s=LOCK_SILENCE_S))
+        except StoreError:  # held by another process; what else may be wrong shows at the second attempt
+            on_progress(Progress("lock", detail="waiting for another process that compiles this model"))
+            held.enter_context(store.lock(key))
         yield

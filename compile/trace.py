@@ -129,10 +129,17 @@ def _capture(forward: Callable[..., object], examples: tuple[object, ...]) -> dy
         raise TraceError("forward holds no tensor operation to compile", where=definition(forward)) from None
     except dynamo.dynamo_errors() as error:
         message, where = dynamo.describe_failure(error)
+        if dynamo.fails_itself(error):
+            what, hint = (
+                "forward fails",
+                "check the inputs (--input, example_inputs) and the model: it fails in eager too",
+            )
+        else:
+            what, hint = "the model does not trace into one graph", "remove the graph break at that line"
         raised = TraceError(
-            f"the model does not trace into one graph: {message or type(error).__name__}",
+            f"{what}: {message or type(error).__name__}",
             where=where or definition(forward),
-            hint="remove the graph break at that line; --debug shows Dynamo's own report",
+            hint=f"{hint}; --debug shows Dynamo's own report",
         )
         raised.data_dependent = dynamo.is_data_dependent(error)
         raise raised from error

@@ -305,14 +305,16 @@ class Binder:
                 raise SizeError(
                     f"size {size} of {self._names[symbol.parameter]!r} (dimension {symbol.dim}) is outside "
                     f"the compiled range [{symbol.low}, {symbol.high}]",
-                    hint="compile with a larger --max-tokens, or split the batch",
+                    hint="pass at least as many tokens"
+                    if size < symbol.low
+                    else "compile with a larger --max-tokens, or split the batch",
                 )
         expected = iter(self._shapes(*sizes))
         for shape, (_, parameter, _) in zip(shapes, self._tensor_parameters, strict=True):
             wanted = tuple(next(expected) for _ in shape)
             if tuple(shape) != wanted:
                 raise ArgumentError(
-                    f"argument {parameter.name!r}: expected shape {wanted} ({list(parameter.shape)}), "
+                    f"argument {parameter.name!r}: expected shape {wanted}{self._beside(parameter)}, "
                     f"got {tuple(shape)}"
                 )
         for predicate, holds in zip(self._convention.predicates, self._predicates(*sizes), strict=True):
@@ -334,6 +336,11 @@ class Binder:
         if len(self._accepted) < MAX_REMEMBERED_SIZES:
             self._accepted[shapes] = accepted
         return accepted
+
+    def _beside(self, parameter: Parameter) -> str:
+        """Name the argument that decided the sizes, if it is another one."""
+        deciding = {self._names[symbol.parameter] for symbol in self._convention.symbols} - {parameter.name}
+        return f" beside {', '.join(map(repr, sorted(deciding)))}" if deciding else ""
 
     def _check_stride(
         self, tensor: torch.Tensor, stride: tuple[int, ...], tensors: Sequence[torch.Tensor]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -24,6 +25,25 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             for name, value in table.items():
                 if isinstance(value, torch.Tensor):
                     yield start + name, value
+
+
+class Replaced:
+    """Notices that a tensor which weights were bound from no longer exists: the model holds another one.
+
+    Costs nothing a call. It cannot notice a tensor that something else keeps alive, nor ``.data = ``.
+    """
+
+    def __init__(self) -> None:
+        self.noticed = False
+        self._watched: list[weakref.ref[torch.Tensor]] = []
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Watch these tensors instead of those of before."""
+        self.noticed = False
+        self._watched = [weakref.ref(tensor, self._notice) for tensor in tensors]
+
+    def _notice(self, _: weakref.ref[torch.Tensor]) -> None:
+        self.noticed = True
 
 
 def bind_weights(model: nn.Module, weights: Sequence[Weight], device: torch.device) -> list[torch.Tensor]:

@@ -253,6 +253,19 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, *, low: int, high: int) -> None
     torch._dynamo.mark_dynamic(tensor, dim, min=max(low, 2), max=high)
 
 
+_INNER_ERROR = re.compile(
+    r"""got (?P<kind>\w+(?:Error|Exception))\((?P<quote>['"])(?P<text>.*?)(?P=quote)\)""", re.DOTALL
+)
+
+
+def fails_itself(error: BaseException) -> bool:
+    """Tell whether the traced code raised an error of its own, rather than doing what cannot be traced."""
+    from torch._dynamo import exc
+
+    text = str(getattr(error, "msg", None) or error)
+    return bool(_INNER_ERROR.search(text)) or not isinstance(error, exc.TorchDynamoException)
+
+
 def describe_failure(error: BaseException) -> tuple[str, str | None]:
     """Return (what happened, the user's innermost ``file:line: code``) of a failed trace."""
     text = str(getattr(error, "msg", None) or error).strip()
@@ -261,6 +274,9 @@ def describe_failure(error: BaseException) -> tuple[str, str | None]:
         2
     ]
     message = lines[0] + (f" ({context.strip()[:200]})" if context.strip() else "")
+    inner = _INNER_ERROR.search(text)
+    if inner:  # the code itself fails, on fake tensors as it would on real ones
+        message = f"{inner['kind']}: {inner['text']}"
     return message, user_line(getattr(error, "real_stack", None))
 
 

@@ -159,6 +159,21 @@ def test_replaced_tensors_are_seen_after_rebind(loaded: Loaded, way: str) -> Non
     assert not torch.allclose(before, compiled(*inputs(3)))
 
 
+@pytest.mark.parametrize("way", ["assign", "parameter"])
+def test_replaced_tensors_that_are_gone_are_noticed(loaded: Loaded, way: str) -> None:
+    model, compiled = loaded
+    before = compiled(*inputs(3))
+    if way == "assign":
+        model.load_state_dict({n: v.clone() * 0.5 for n, v in model.state_dict().items()}, assign=True)
+    else:
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() * 0.5)
+    assert agrees(model, compiled, 3)  # without rebind()
+    assert not torch.allclose(before, compiled(*inputs(3)))
+    model.lm_head.weight = nn.Parameter(torch.zeros(100, 128))
+    with pytest.raises(CacheMiss, match=r"lm_head\.weight"):
+        compiled(*inputs(3))
+
+
 def test_a_rebind_that_does_not_fit_keeps_the_old_binding(loaded: Loaded) -> None:
     model, compiled = loaded
     before = compiled(*inputs(2))

@@ -108,7 +108,13 @@ def test_one_changed_attribute_is_a_miss(llama: Warm, attribute: str) -> None:
 
 def test_another_structure_is_a_miss(llama: Warm) -> None:
     for other in (model_of(layers=3), model_of(tied=True), model_of().double(), model_of(vocab=500)):
-        assert miss(other, llama.root).reasons == ("the cache holds no entry for this model tree",)
+        reasons = miss(other, llama.root).reasons
+        assert reasons[0].startswith(
+            "the cache holds no entry for this model tree: pwcc.compile.models.llama:Llama"
+        )
+        assert reasons[1].startswith(
+            f"it holds {llama.report['entry_key'][:12]}: builtin:llama-tiny, float32, cpu"
+        )
 
 
 def test_a_forward_hook_is_a_miss(llama: Warm) -> None:

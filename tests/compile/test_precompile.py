@@ -260,6 +260,23 @@ def test_frozen_takes_a_hit_and_refuses_a_miss(llama: Warm, tmp_path: Path) -> N
     assert files(cache) == before
 
 
+def test_frozen_misses_where_nothing_was_restored(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for cache in (tmp_path / "empty", tmp_path / "absent"):
+        with pytest.raises(CacheMiss, match="empty or does not exist"):
+            compile_here(llama_of(), cache, 1, frozen=True)
+    assert not (tmp_path / "absent").exists()
+    assert not any((tmp_path / "empty").iterdir())
+
+
+def test_a_dump_of_a_hit_is_said_to_be_none(llama: Warm, tmp_path: Path) -> None:
+    cache = llama.copy(tmp_path / "cache")
+    report = compile_here(llama_of(), cache, 1, 2, dump=tmp_path / "dump")
+    assert report.hit
+    assert "--dump wrote nothing" in report.warnings[0]
+    assert not (tmp_path / "dump").exists()
+
+
 def test_the_library_hits_its_own_entry(llama: Warm, tmp_path: Path) -> None:
     """``pwcc.precompile`` of a live model: the same pieces, an entry of its own identity."""
     cache = llama.copy(tmp_path / "cache")

@@ -242,7 +242,7 @@ def missing_method(self: Any, x: Any) -> Any:
         (branches_on_an_item, "data-dependent", ".item() > 0"),
         (branches_on_a_tensor, "Data-dependent branching", "x.sum() > 0"),
         (raises, "raised exception ValueError", "raise ValueError"),
-        (wrong_shapes, "fake tensor", "weight[:3]"),
+        (wrong_shapes, "forward fails: RuntimeError", "weight[:3]"),
         (missing_method, "nosuch", ""),
     ],
 )

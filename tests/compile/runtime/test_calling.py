@@ -84,8 +84,8 @@ def test_every_way_to_pass_the_arguments(binder: Binder) -> None:
         ((x().to("meta"), None, p()), {}, "'x': expected float32 on cpu, got float32 on meta"),
         ((x()[0], None, p()), {}, r"'x': expected 2 dimensions, got \(8,\)"),
         ((x(), None, p()[None]), {}, r"'p': expected 1 dimensions, got \(1, 5\)"),
-        ((torch.ones(5, 9), None, p()), {}, r"'x': expected shape \(5, 8\) .*, got \(5, 9\)"),
-        ((x(5), None, p(4)), {}, r"'p': expected shape \(5,\) \(\['s0'\]\), got \(4,\)"),
+        ((torch.ones(5, 9), None, p()), {}, r"'x': expected shape \(5, 8\), got \(5, 9\)"),
+        ((x(5), None, p(4)), {}, r"'p': expected shape \(5,\) beside 'x', got \(4,\)"),
     ],
 )
 def test_wrong_arguments(args: Any, kwargs: Any, words: str, binder: Binder) -> None:
