@@ -61,5 +61,9 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 if "torch" in sys.modules:
     from pwcc.compile.load import load
