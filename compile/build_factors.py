@@ -8,8 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from pwcc.cache.factors import Factor, FactorChange, FactorTree, diff
 from pwcc.cache.ids import FactorDigest, factor_digest
 from pwcc.cache.sources import SourceRecord, record_code, record_file, source_factors
 from pwcc.compile.numeric_state import numeric_state
+from pwcc.compile.runtime.predicates import Predicate
 from pwcc.compile.target import Target, torch_build
 from pwcc.compile.torch_private.inductor import config_changes
 
@@ -187,18 +189,19 @@ def sealing_options(
     return cpu_profile(isa), chosen.march, chosen.cpu_flags  # type: ignore[arg-type]
 
 
-def source_records(codes: Iterable[types.CodeType]) -> tuple[SourceRecord, ...]:
-    """Return one record per traced file, and one per code object without a file.
+def source_records(
+    codes: Iterable[types.CodeType], modules: Iterable[types.ModuleType] = ()
+) -> tuple[SourceRecord, ...]:
+    """Return one record per traced file, one per code object without a file, one per file of ``modules``.
 
-    torch's own files are covered by its version and git hash, frozen modules by Python's.
+    torch's own files are covered by its version and git hash, Python's by its version.
     """
-    own = str(Path(torch.__file__).resolve().parent) + os.sep
     names = _module_names()
     found: dict[str, SourceRecord] = {}
     for code in codes:
         filename = code.co_filename
         real = os.path.realpath(filename)
-        if real.startswith(own) or filename.startswith("<frozen"):
+        if _is_covered(real) or filename.startswith("<frozen"):
             continue
         if Path(real).is_file():
             if real not in found:
@@ -206,7 +209,56 @@ def source_records(codes: Iterable[types.CodeType]) -> tuple[SourceRecord, ...]:
         elif not _is_generated(code):
             record = record_code(_owner(code) or "__main__", code)
             found[f"{record.module}:{record.path}:{record.digest}"] = record
+    for module in modules:
+        file = getattr(module, "__file__", None)
+        real = os.path.realpath(file) if file else ""
+        if not file or not Path(file).is_absolute():  # torch.ops and the like are modules without a file
+            continue
+        if real.endswith(".py") and Path(real).is_file() and real not in found and not _is_covered(real):
+            found[real] = record_file(names.get(real, module.__name__), Path(file))
     return tuple(sorted(found.values()))
+
+
+def _is_covered(real: str) -> bool:
+    """Tell whether a file is torch's, or the standard library's and no installed package's."""
+    if real.startswith(str(Path(torch.__file__).resolve().parent) + os.sep):
+        return True
+    library = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+    return real.startswith(library) and "site-packages" not in real.removeprefix(library)
+
+
+def named_modules(predicates: Iterable[Predicate]) -> list[types.ModuleType]:
+    """Return the modules of every class, function and enum that predicates identify by name only.
+
+    What such a name stands for is decided in its module's file and, for a class, in those of its bases
+    and its metaclass, none of which the trace need have entered.
+    """
+    found: dict[str, types.ModuleType] = {}
+    for name in {text for predicate in predicates for text in _names_in(predicate.rule.value)}:
+        module = sys.modules.get(name.partition(":")[0])
+        if module is None:
+            continue
+        found[module.__name__] = module
+        thing: object = module
+        for part in name.partition(":")[2].split("."):
+            thing = getattr(thing, part, None)
+        if isinstance(thing, type):
+            bases: list[type] = [*thing.__mro__, *type(thing).mro(type(thing))]
+            for base in bases:
+                other = sys.modules.get(base.__module__)
+                if other is not None:
+                    found[other.__name__] = other
+    return [found[name] for name in sorted(found)]
+
+
+def _names_in(value: object) -> Iterator[str]:
+    if isinstance(value, str) and ":" in value:
+        yield value
+    elif isinstance(value, list):
+        if len(value) > 1 and value[0] in ("function", "module") and isinstance(value[1], str):
+            yield f"{value[1]}:"
+        for item in value:
+            yield from _names_in(item)
 
 
 def _module_names() -> dict[str, str]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pwcc.cache.errors import ArgumentError, SizeError
+from pwcc.cache.errors import ArgumentError, CacheMiss, SizeError
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.manifest import Manifest
 from pwcc.compile.runtime.calling import Binder, CallingConvention
 from pwcc.compile.runtime.held import Replaced, bind_weights, named_tensors
 from pwcc.compile.runtime.piece import LoadedPiece
+from pwcc.compile.runtime.predicates import PredicateSet
 from pwcc.compile.runtime.targets import resolve_target
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class CompiledModel:
         self._device = device
         self._programs = tuple(programs)
         self._cuda = device.type == "cuda"
+        self._autocast = torch.is_autocast_enabled(device.type)
         self.manifest = manifest
         self.read_blob = read_blob
         self._receipt: LoadReceipt | None = None
@@ -122,10 +124,12 @@ class CompiledModel:
         a tensor that something else still refers to cannot be noticed.
 
         Raises:
-            CacheMiss: a tensor's name, dtype, shape, layout or device is not what was compiled. The
-                old binding stays.
+            CacheMiss: a tensor's name, dtype, shape, layout or device is not what was compiled, or
+                something else of the model is not that the code was compiled for. The old binding stays.
         """
         bound = [bind_weights(self._model, program.calling.weights, self._device) for program in self._programs]
+        if self._receipt is not None:  # the first binding follows the same checks in load
+            self._require_predicates()
         held = dict(named_tensors(self._model))
         names = {weight.names[0] for program in self._programs for weight in program.calling.weights}
         self._replaced.watch(held[name] for name in names)
@@ -136,6 +140,16 @@ class CompiledModel:
                 calls = [piece.call for piece in variant.pieces]
                 variant.run = program.bind(calls, resolve_target, constant(self._device), weights)
 
+    def _require_predicates(self) -> None:
+        data = self.read_blob(self.manifest.predicates)
+        violations = PredicateSet.from_json(data).check(self._model, limit=3)
+        if violations:
+            raise CacheMiss(
+                "the model is no longer what was compiled",
+                reasons=[str(violation) for violation in violations],
+                hint="load again; an entry for the changed model may have to be compiled",
+            )
+
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model; returns what ``forward`` returns.
 
@@ -144,6 +158,12 @@ class CompiledModel:
         """
         if self._replaced.noticed:
             self.rebind()
+        if torch.is_autocast_enabled(self._device.type) is not self._autocast:
+            raise ArgumentError(
+                f"autocast is {'off' if self._autocast else 'on'} for {self._device.type}, "
+                "unlike when the entry was loaded",
+                hint="call outside the autocast region, or load inside one like it",
+            )
         program = self._programs[0]
         if len(self._programs) > 1:
             program = self._program_for(args, kwargs)

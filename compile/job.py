@@ -87,7 +87,8 @@ class Job:
                 results=results,
                 predicates=PredicateSet.of(self._predicates),
                 sources=build_factors.source_records(
-                    [code for item in traced for code in item.trace.traced_code]
+                    [code for item in traced for code in item.trace.traced_code],
+                    build_factors.named_modules(self._predicates),
                 ),
             )
             manifest = writer.manifest(key, tree_digest)

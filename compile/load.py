@@ -27,9 +27,10 @@ from pwcc.compile.numeric_state import numeric_state
 from pwcc.compile.receipt import LoadObserver
 from pwcc.compile.runtime import program_code
 from pwcc.compile.runtime.calling import Binder, CallingConvention, build_output
+from pwcc.compile.runtime.hooks import global_hooks
 from pwcc.compile.runtime.piece import PieceLoader
 from pwcc.compile.runtime.predicates import PredicateSet
-from pwcc.compile.signature import parameter_names
+from pwcc.compile.signature import signature_facts
 from pwcc.compile.target import Target, device_of, host_facts, lookup_factors, target_of
 
 MAX_LISTED = 5  # entries named when none is of this model
@@ -85,9 +86,9 @@ def load(
         reader = _Reader(store, ref)
         with observer.step("blobs"):
             reader.fetch(manifest)
-        with observer.step("pieces"):
+        with observer.step("pieces"), _fitting(ref):
             programs = _load_programs(manifest, reader, target.device)
-        with observer.step("bind"):
+        with observer.step("bind"), _fitting(ref):
             compiled = CompiledModel(model, target.device, manifest, programs, store.read_blob)
         receipt = observer.receipt(
             entry_key=manifest.entry_key,
@@ -103,7 +104,7 @@ def load(
 def lookup(model: nn.Module, target: Target) -> tuple[LookupKey, FactorDigest]:
     """Return the lookup key of a live model on a target, and its model tree's digest."""
     tree_digest = model_tree(model).digest()
-    factors = lookup_factors(tree_digest, target, numeric_state(), parameter_names(model))
+    factors = lookup_factors(tree_digest, target, numeric_state(), signature_facts(model))
     return lookup_key(FactorTree.of(configuration=factors)), tree_digest
 
 
@@ -180,6 +181,8 @@ def _choose(
 def reject(store: Store, model: nn.Module, manifest: Manifest, facts: Mapping[str, object]) -> Rejection | None:
     """Return why an entry may not serve a live model on a host with ``facts``, or None when it may."""
     key = manifest.entry_key
+    if type(model).__call__ is not nn.Module.__call__ or global_hooks():
+        return Rejection(key, "the model overrides __call__, or modules have global hooks: neither would run")
     changes = sources.check(manifest.sources, sys.modules, sys.path, live_code=live_code(model))
     if changes:
         change = changes[0]
@@ -359,6 +362,19 @@ def _load_programs(manifest: Manifest, reader: _Reader, device: torch.device) ->
             )
         )
     return programs
+
+
+@contextlib.contextmanager
+def _fitting(ref: EntryRef) -> Iterator[None]:
+    """Turn what only parts that do not fit together can raise into a named failure of the entry."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, NameError) as error:
+        raise CorruptEntry(
+            f"the parts of the entry do not fit together: {type(error).__name__}: {error}",
+            where=str(ref.path),
+            hint=f"entry {ref.entry_key} is damaged: remove {ref.path} and compile again",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -143,12 +143,12 @@ def base_requirements(target: Target) -> tuple[Requirement, ...]:
 
 
 def lookup_factors(
-    tree_digest: str, target: Target, numeric: Mapping[str, object], names: list[str]
+    tree_digest: str, target: Target, numeric: Mapping[str, object], signature: list[list[str]]
 ) -> dict[str, object]:
     """Return what a serving host knows without a compiler: the lookup key's factors."""
     return {
         "model tree": tree_digest,
-        "arguments": names,
+        "arguments": signature,
         "torch": torch_build(),
         "device": target.factors(),
         "numeric state": dict(numeric),

@@ -18,6 +18,7 @@ from pwcc.compile.conditions import Condition, predicates, source_line, take_ass
 from pwcc.compile.outputs import output_template
 from pwcc.compile.runtime.calling import CallingConvention, Parameter, ShapePredicate, SizeSymbol, Weight
 from pwcc.compile.runtime.held import named_tensors
+from pwcc.compile.runtime.hooks import global_hooks
 from pwcc.compile.signature import definition, parameter_names
 from pwcc.compile.torch_private import dynamo, symbols, writes
 
@@ -102,6 +103,17 @@ def trace(
         UnsealableError: side effects that only rewritten bytecode would perform, or an input of
             unknown origin.
     """
+    if type(model).__call__ is not nn.Module.__call__:
+        raise UnsealableError(
+            "the model overrides __call__, which a compiled forward would not run",
+            where=definition(type(model).__call__),
+            hint="move what it does into forward, or wrap the model in a module that calls it",
+        )
+    if global_hooks():
+        raise UnsealableError(
+            f"modules have global hooks ({', '.join(global_hooks())}), which compiled code would not run",
+            hint="remove them before compiling",
+        )
     if model._forward_hooks or model._forward_pre_hooks:
         raise UnsealableError(
             "the model has forward hooks on its root, which a compiled forward would not run",

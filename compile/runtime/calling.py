@@ -203,6 +203,13 @@ def _parse_predicate(value: object, where: str) -> ShapePredicate:
     return predicate
 
 
+def _same_constant(got: object, compiled: object) -> bool:
+    """Tell whether two scalars are one: of one type, and -0.0 is not 0.0."""
+    if type(got) is not type(compiled):
+        return False
+    return repr(got) == repr(compiled) if isinstance(got, float) else got == compiled
+
+
 class Binder:
     """Turns a call's arguments into flat tensors and checked sizes.
 
@@ -244,7 +251,7 @@ class Binder:
         if kwargs or len(args) != len(self._names):
             args = self._arrange(args, kwargs)
         for index, parameter in self._constants:
-            if type(args[index]) is not type(parameter.value) or args[index] != parameter.value:
+            if not _same_constant(args[index], parameter.value):
                 raise ArgumentError(
                     f"argument {parameter.name!r} was compiled as {parameter.value!r}, "
                     f"got {_shown(args[index])}",

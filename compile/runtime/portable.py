@@ -78,6 +78,15 @@ def describe(value: object) -> Json:
     raise NotPortable(f"an object of type {type_name(kind)}")
 
 
+def _enum(value: enum.Enum) -> Json:
+    """An enum member by type and name, and by what it stands for where that has a form of its own."""
+    try:
+        held = describe(value.value)
+    except NotPortable:
+        held = []
+    return ["enum", type_name(type(value)), str(value.name), held]
+
+
 def _integer(value: int) -> Json:
     return value if -_INT64 <= value < _INT64 else ["int", hex(value)]
 
@@ -161,7 +170,7 @@ _EXACT: dict[object, Callable[[Any], Json]] = {
 """Forms of exact types: a subclass may compare, print or behave as it likes."""
 
 _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Json]], ...] = (
-    (enum.Enum, lambda value: ["enum", type_name(type(value)), str(value.name)]),
+    (enum.Enum, _enum),
     (type, lambda value: ["class", type_name(value)]),
     (ModuleType, lambda value: ["module", value.__name__]),
     ((torch.dtype, torch.layout, torch.memory_format, torch.qscheme), lambda value: ["torch", str(value)]),

@@ -96,8 +96,10 @@ def compile_graph(
     from torch._inductor.codecache import PyCodeCache
 
     compiled: list[Any] = []
+    drawn: list[str] = []
 
     def inner(graph: fx.GraphModule, examples: Sequence[Any], **rest: Any) -> Any:
+        drawn.extend(random_operations(graph))
         result = compile_fx.compile_fx_inner(graph, examples, **rest)
         compiled.append(result)
         return result
@@ -112,6 +114,11 @@ def compile_graph(
     ):
         run: Any = compile_fx.compile_fx(graph_module, list(inputs), inner_compile=inner)
         _refuse_runtime_wrappers(context.fw_metadata)
+    if drawn:
+        raise UnsealableError(
+            f"the piece draws random numbers ({', '.join(dict.fromkeys(drawn))})",
+            hint="call model.eval(), or draw them outside the compiled module and pass them in",
+        )
     if len(compiled) != 1 or not hasattr(compiled[0], "source_code"):
         raise UnsealableError(
             f"expected one compiled graph of a piece, Inductor made {len(compiled)} "
@@ -136,6 +143,27 @@ def compile_graph(
         defers_input_alignment=bool(getattr(graph, "_defers_input_alignment", False)),
         guards=tuple(symbols.shape_guards(fake_mode.shape_env)),
     )
+
+
+def random_operations(graph: fx.GraphModule) -> list[str]:
+    """Return the operations that draw random numbers; attention without dropout draws none."""
+    found: list[str] = []
+    for node in graph.graph.nodes:
+        target = node.target
+        if (
+            not isinstance(target, torch._ops.OpOverload)
+            or torch.Tag.nondeterministic_seeded not in target.tags
+        ):
+            continue
+        names = [argument.name for argument in target._schema.arguments]
+        if "dropout_p" in names:
+            index = names.index("dropout_p")
+            default = target._schema.arguments[index].default_value
+            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", default)
+            if given == 0:
+                continue
+        found.append(str(target))
+    return found
 
 
 def _source(module: ModuleType) -> str | None:

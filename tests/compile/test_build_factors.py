@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import types
@@ -16,6 +17,8 @@ from pwcc.cache.factors import FactorTree
 from pwcc.compile import build_factors as factors
 from pwcc.compile.build_factors import BuildFactors, BuildOptions, build_factors, portable_args, source_records
 from pwcc.compile.models.llama import Llama
+from pwcc.compile.runtime.portable import describe
+from pwcc.compile.runtime.predicates import Predicate, Rule
 from pwcc.compile.target import target_of
 from pwcc.compile.torch_private.inductor import config_changes
 from pwcc.compile.user_code import import_file
@@ -200,3 +203,24 @@ def test_a_difference_is_told_by_the_factor_that_changed() -> None:
     assert [change.path for change in changes] == ["configuration/options.max_tokens"]
     assert str(changes[0]).startswith("configuration/options.max_tokens: built with ")
     assert built().changes(before) == []
+
+
+def test_files_of_named_classes_and_functions_are_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pwcc_base.py").write_text(
+        "class Meta(type):\n    scale = 2\n\n\nclass Base(metaclass=Meta):\n    pass\n"
+    )
+    (tmp_path / "pwcc_kind.py").write_text(
+        "from pwcc_base import Base\n\n\nclass Kind(Base):\n    pass\n\n\ndef pick():\n    return 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = importlib.import_module("pwcc_kind")
+    try:
+        rules = [Rule((), "same", describe(kind.Kind)), Rule((), "same", describe(kind.pick))]
+        modules = factors.named_modules([Predicate("model", rule) for rule in rules])
+        recorded = factors.source_records([], modules)
+        assert {record.module for record in recorded} == {"pwcc_base", "pwcc_kind"}  # torch and Python are not
+    finally:
+        for name in ("pwcc_kind", "pwcc_base"):
+            sys.modules.pop(name, None)

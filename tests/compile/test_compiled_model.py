@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
 
 import pwcc
-from pwcc.cache.errors import ArgumentError, CacheMiss, CallError, SizeError
+from pwcc.cache.errors import ArgumentError, CacheMiss, CallError, SizeError, UnsealableError
 from pwcc.compile.compiled_model import CompiledModel
 from pwcc.compile.inputs import input_specs
 from pwcc.compile.model_ref import ModelRef, build
@@ -192,6 +194,46 @@ def test_a_rebind_that_does_not_fit_keeps_the_old_binding(loaded: Loaded) -> Non
         assert torch.equal(compiled(*inputs(2)), before)
     model.lm_head.weight = old
     compiled.rebind()
+
+
+def test_a_rebind_checks_the_model_again(loaded: Loaded) -> None:
+    model, compiled = loaded
+    model.layers[0].get_submodule("input_norm").__dict__["eps"] = 0.5
+    with pytest.raises(CacheMiss, match=r"input_norm\.eps"):
+        compiled.rebind()
+
+
+def test_a_call_in_another_autocast_state_is_refused(loaded: Loaded) -> None:
+    model, compiled = loaded
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError, match="autocast is on"):
+        compiled(*inputs(3))
+    assert agrees(model, compiled, 3)
+
+
+def test_a_global_hook_of_the_server_is_a_miss(llama: Warm) -> None:
+    handle = register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(CacheMiss) as caught:
+            pwcc.load(llama_of(), cache_dir=llama.root)
+    finally:
+        handle.remove()
+    assert "global hooks" in caught.value.reasons[0]
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.lin(x), 0.5, training=True)
+
+
+def test_random_numbers_are_refused_with_the_line(tmp_path: Path) -> None:
+    with pytest.raises(UnsealableError, match="draws random numbers") as caught:
+        pwcc.precompile(Dropping().eval(), cache_dir=tmp_path, max_tokens=4, inputs=["x:float32[n,8]"])
+    assert "test_compiled_model.py" in str(caught.value.where)
+    assert not list((tmp_path / "v1" / "entries").iterdir())
 
 
 def test_weights_are_bound_and_not_copied(loaded: Loaded) -> None:

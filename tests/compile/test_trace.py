@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from pwcc.cache.errors import ArgumentError, PwccError, SpecializationError, TraceError, UnsealableError
 from pwcc.compile.trace import SizeMode, WeightInput, narrowed, trace
@@ -392,6 +393,25 @@ def test_hooks_on_the_root_are_refused(traced: TraceModel) -> None:
     model.register_forward_hook(lambda module, args, output: output)
     with pytest.raises(UnsealableError, match="forward hooks on its root"):
         traced(model, ("x:float32[n,8]", "p:int64[n]"))
+
+
+def test_an_overridden_call_is_refused(traced: TraceModel) -> None:
+    def call(self: Any, *args: Any) -> Any:
+        return self.forward(*args) + 100
+
+    model = type("Overrides", (Base,), {"forward": branch_above, "__call__": call})().eval()
+    with pytest.raises(UnsealableError, match="overrides __call__") as raised:
+        traced(model)
+    assert str(raised.value.where).startswith(__file__)
+
+
+def test_global_hooks_are_refused(traced: TraceModel) -> None:
+    handle = register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(UnsealableError, match="_global_forward_hooks"):
+            traced(make(two_inputs), ("x:float32[n,8]", "p:int64[n]"))
+    finally:
+        handle.remove()
 
 
 def test_hooks_on_a_submodule_are_part_of_the_graph(same_as_eager: Compare) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pwcc.cache.errors import ArgumentError, CorruptEntry, GuardViolation, SizeError
+from pwcc.compile.runtime import calling
 from pwcc.compile.runtime.calling import (
     Binder,
     CallingConvention,
@@ -384,3 +385,10 @@ def test_defaults_of_a_traced_model(interpreted: Callable[..., Any]) -> None:
         program(x(), torch.ones(5, 8), p())
     with pytest.raises(ArgumentError, match="unexpected argument 'extra'"):
         program(x(), None, p(), extra=1)
+
+
+def test_minus_zero_is_another_constant() -> None:
+    assert calling._same_constant(0.0, 0.0)
+    assert not calling._same_constant(-0.0, 0.0)
+    assert calling._same_constant(float("nan"), float("nan"))
+    assert not calling._same_constant(1, True)
