@@ -89,10 +89,12 @@ def test_a_piece_that_computes_something_else_is_found(llama: Warm) -> None:
 def test_a_binding_to_other_weights_is_found(llama: Warm) -> None:
     """The pieces are right; only the whole model against eager can tell."""
     model, compiled = load(llama)
-    model.lm_head.weight = torch.nn.Parameter(torch.randn(512, 128))  # and no rebind
+    old = model.lm_head.weight  # kept alive, so that its replacement goes unnoticed
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(512, 128))
     assert compiled.check().ok
     report = compiled.check(inputs)
     assert not report.ok
+    assert old is not model.lm_head.weight
     assert {r.what for r in report.rows if not r.ok} == {"model against eager"}
 
 
