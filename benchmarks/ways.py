@@ -381,7 +381,7 @@ def aot_load(job: dict[str, Any]) -> dict[str, object]:
     from pwcc.compile.compiled_model import constant, resolve_target
     from pwcc.compile.load import compile_stitch
     from pwcc.compile.runtime.calling import Binder, CallingConvention
-    from pwcc.compile.runtime.held import bind_weights
+    from pwcc.compile.runtime.held import bind_weights, named_tensors
 
     imported = subject.elapsed()
     folder = Path(job["artifacts"])
@@ -393,7 +393,7 @@ def aot_load(job: dict[str, Any]) -> dict[str, object]:
         [_unpacking(artifact) for artifact in artifacts],
         resolve_target,
         constant(subject.device),
-        bind_weights(subject.model, calling.weights, subject.device),
+        bind_weights(dict(named_tensors(subject.model)), calling.weights, subject.device),
     )
     loaded = subject.elapsed()
 

@@ -127,10 +127,10 @@ class CompiledModel:
             CacheMiss: a tensor's name, dtype, shape, layout or device is not what was compiled, or
                 something else of the model is not that the code was compiled for. The old binding stays.
         """
-        bound = [bind_weights(self._model, program.calling.weights, self._device) for program in self._programs]
+        held = dict(named_tensors(self._model))
+        bound = [bind_weights(held, program.calling.weights, self._device) for program in self._programs]
         if self._receipt is not None:  # the first binding follows the same checks in load
             self._require_predicates()
-        held = dict(named_tensors(self._model))
         names = {weight.names[0] for program in self._programs for weight in program.calling.weights}
         self._replaced.watch(held[name] for name in names)
         for program, weights in zip(self._programs, bound, strict=True):

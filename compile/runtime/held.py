@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -46,18 +46,19 @@ class Replaced:
         self.noticed = True
 
 
-def bind_weights(model: nn.Module, weights: Sequence[Weight], device: torch.device) -> list[torch.Tensor]:
-    """Return the live model's tensors in program order.
+def bind_weights(
+    held: Mapping[str, torch.Tensor], weights: Sequence[Weight], device: torch.device
+) -> list[torch.Tensor]:
+    """Return the live model's tensors, ``held`` by name, in program order.
 
     Raises:
         CacheMiss: a name is gone, tied names are no longer one tensor, or a tensor's dtype, shape,
             layout, device or alignment is not what was compiled; names the tensor.
     """
-    held = dict(named_tensors(model))
     return [_bind(weight, held, device) for weight in weights]
 
 
-def _bind(weight: Weight, held: dict[str, torch.Tensor], device: torch.device) -> torch.Tensor:
+def _bind(weight: Weight, held: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
     name = weight.names[0]
     tensor = held.get(name)
     if tensor is None:

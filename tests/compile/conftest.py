@@ -63,7 +63,9 @@ class Interpreted:
         ]
         self.binders = [Binder(calling, CPU) for calling in self.calling]
         self._outputs = [build_output(calling.output) for calling in self.calling]
-        self._weights = [bind_weights(model, calling.weights, CPU) for calling in self.calling]
+        self._weights = [
+            bind_weights(dict(named_tensors(model)), calling.weights, CPU) for calling in self.calling
+        ]
         self._runs = [
             compile_stitch(source.encode())(
                 [self._piece(graph) for graph in item.program.unique], resolve_target, constant(CPU), weights

@@ -63,7 +63,7 @@ def test_every_name_of_every_tensor() -> None:
 
 def test_binding_gives_the_live_memory() -> None:
     model = Model()
-    bound = bind_weights(model, WEIGHTS, CPU)
+    bound = bind_weights(dict(named_tensors(model)), WEIGHTS, CPU)
     live = [model.embed.weight, model.shared.bias, model.scratch, model.plain]
     for tensor, held in zip(bound, live, strict=True):
         assert isinstance(held, torch.Tensor)
@@ -78,7 +78,7 @@ def test_rebinding_after_the_tensors_are_replaced() -> None:
     model = Model()
     model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
     model.head.weight = model.embed.weight
-    (first,) = bind_weights(model, WEIGHTS[:1], CPU)
+    (first,) = bind_weights(dict(named_tensors(model)), WEIGHTS[:1], CPU)
     assert first.data_ptr() == model.embed.weight.data_ptr()
 
 
@@ -137,13 +137,13 @@ def test_each_mismatch_names_the_tensor(change: Callable[[Model], None], words: 
     model = Model()
     change(model)
     with pytest.raises(CacheMiss, match=words):
-        bind_weights(model, WEIGHTS, CPU)
+        bind_weights(dict(named_tensors(model)), WEIGHTS, CPU)
 
 
 def test_one_tensor_as_two_parameter_objects() -> None:
     model = Model()
     model.head.weight = nn.Parameter(model.embed.weight.detach())
-    bind_weights(model, WEIGHTS, CPU)
+    bind_weights(dict(named_tensors(model)), WEIGHTS, CPU)
 
 
 def test_strides_of_single_and_empty_dimensions_are_free() -> None:
@@ -151,6 +151,6 @@ def test_strides_of_single_and_empty_dimensions_are_free() -> None:
     model.one = torch.ones(1, 4).as_strided((1, 4), (99, 1))
     model.none = torch.ones(0, 4).as_strided((0, 4), (99, 7))
     wanted = [weight("one", shape=(1, 4), stride=(4, 1)), weight("none", shape=(0, 4), stride=(4, 1))]
-    bind_weights(model, wanted, CPU)
+    bind_weights(dict(named_tensors(model)), wanted, CPU)
     with pytest.raises(CacheMiss, match="'one': expected stride"):
-        bind_weights(model, [replace(wanted[0], stride=(4, 2))], CPU)
+        bind_weights(dict(named_tensors(model)), [replace(wanted[0], stride=(4, 2))], CPU)
