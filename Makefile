@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pwcc-$(shell printf '%s' "$(CURDIR) $$($(PYTHON) -VV 2>&1)" | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint fmt gpu-test gpu-bench clean
+.PHONY: help demo test bench lint fmt soak gpu-test gpu-bench clean
 
 help:
 	@echo "make demo       compile a small model, move the cache, load it without a compiler"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint       ruff, mypy, pyright"
 	@echo "make fmt        format, and fix what ruff can"
 	@echo "make bench      CPU benchmarks, then the tables in README.md"
+	@echo "make soak       the store under kill, race and damage for 30 minutes (SOAK_MINUTES=...)"
 	@echo "make gpu-test   the tests that need a CUDA device"
 	@echo "make gpu-bench  CUDA benchmarks, then the tables in README.md"
 	@echo "make clean      remove the environment, caches and build outputs"
@@ -40,6 +41,9 @@ fmt: $(STAMP)
 bench: $(STAMP) toolchain
 	$(PY) benchmarks/run_all.py --device cpu
 	$(PY) benchmarks/tables.py
+
+soak: $(STAMP) toolchain
+	$(PY) tests/soak/soak.py
 
 gpu-test: $(STAMP)
 	$(PY) -m pytest -m gpu

@@ -1,7 +1,8 @@
 """Measurements in fresh processes: each in its own empty compiler caches, kept only where asked, each once.
 
-A :class:`Lab` runs ``ways.py`` once per measurement. Scripts that share a work directory share its
-measurements and what they built, so that figures compared with each other come from one run.
+A :class:`Lab` runs a script of ways (``ways.py``, ``decode_ways.py``) once per measurement. Benchmarks that
+share a work directory share its measurements and what they built, so that figures compared with each other
+come from one run.
 """
 
 from __future__ import annotations
@@ -92,8 +93,11 @@ class Lab:
     No process is started after ``deadline`` seconds, and one that runs then is ended.
     """
 
-    def __init__(self, root: Path, *, limit: float = 400, deadline: float = float("inf")) -> None:
+    def __init__(
+        self, root: Path, *, limit: float = 400, deadline: float = float("inf"), script: Path = WAYS
+    ) -> None:
         self._root = root
+        self._script = script
         self._limit = limit
         self._end = time.monotonic() + deadline
         self._memo = root / "measured.json"
@@ -127,7 +131,7 @@ class Lab:
                 return Outcome({}, f"{UNMEASURED}: {way} failed")
         with self._directories(job.caches) as caches, tempfile.TemporaryFile() as log:
             process = subprocess.Popen(
-                [sys.executable, str(WAYS), json.dumps(asdict(job))],
+                [sys.executable, str(self._script), json.dumps(asdict(job))],
                 cwd=self._root,
                 env=_environment(caches),
                 stdout=subprocess.PIPE,
@@ -203,14 +207,14 @@ def options(description: str, *, repeat: int) -> argparse.ArgumentParser:
 
 
 @contextmanager
-def laboratory(given: argparse.Namespace) -> Iterator[Lab]:
-    """Yield a lab in ``--work``, or in a folder that is removed at the end."""
+def laboratory(given: argparse.Namespace, script: Path = WAYS) -> Iterator[Lab]:
+    """Yield a lab in ``--work``, or in a folder that is removed at the end; ``script`` holds its ways."""
     if given.work is not None:
-        yield Lab(given.work.resolve(), deadline=given.deadline)
+        yield Lab(given.work.resolve(), deadline=given.deadline, script=script)
         return
     folder = Path(tempfile.mkdtemp(prefix="pwcc-bench-"))
     try:
-        yield Lab(folder, deadline=given.deadline)
+        yield Lab(folder, deadline=given.deadline, script=script)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

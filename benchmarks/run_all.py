@@ -2,9 +2,10 @@
 
 python benchmarks/run_all.py --device cpu|cuda [--out-dir DIR] [--only STEP,...] [--quick] [--budget SECONDS]
 
-The steps, most wanted first: cold-compile (one process), warm-start, step-time, cli-start, and cold-compile
-again with the compiles in several processes. Each step writes its tables when it ends, also when its time ran
-out: rows that were not measured say so. A second run with the same --work measures only what is missing.
+The steps, most wanted first: cold-compile (one process), warm-start, step-time, capture (on a GPU only),
+cli-start, key (on a CPU only), and cold-compile again with the compiles in several processes. Each step writes
+its tables when it ends, also when its time ran out: rows that were not measured say so. A second run with the
+same --work measures only what is missing.
 """
 
 from __future__ import annotations
@@ -35,13 +36,19 @@ class Step:
     table: str
     limit: float
     options: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
 STEPS = (
     Step("cold-compile", "bench_cold_compile.py", "cold-compile", 400, ("--jobs", "1")),
     Step("warm-start", "bench_warm_start.py", "warm-start", 400),
     Step("step-time", "bench_step_time.py", "step-time", 200),
+    # The fake graphs of a CPU have no times that mean anything.
+    Step("capture", "bench_capture.py", "decode-step", 400, devices=("cuda",)),
     Step("cli-start", "bench_cli_start.py", "cli-start", 200),
+    Step("store", "bench_store.py", "store", 400),
+    # It reads no device, and shows its tables once.
+    Step("key", "bench_key.py", "key-check", 200, devices=("cpu",)),
     Step("jobs", "bench_cold_compile.py", "cold-compile", 400),
 )
 
@@ -67,7 +74,7 @@ def main() -> int:
     try:
         variant = given.variant or _variant(given.device)
         for step in STEPS:
-            if chosen and step.name not in chosen:
+            if given.device not in step.devices or (chosen and step.name not in chosen):
                 continue
             out = given.out_dir / f"{step.table}.{variant}.json"
             endings[step.name] = _run(step, given, work.resolve(), out.resolve(), end)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pwcc.cache import strict
 from pwcc.cache.errors import CorruptEntry, NewerFormat
-from pwcc.cache.ids import EntryKey, LookupKey, factor_digest
+from pwcc.cache.ids import EntryKey, FactorDigest, LookupKey, factor_digest
 from pwcc.cache.strict import Fields, Json, as_int, as_json, as_text
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class About:
     entry_key: EntryKey
     lookup_key: LookupKey
     identity: str
+    root: str
+    tree_digest: FactorDigest
     args: dict[str, Json]
     device: str
     torch: str
@@ -59,6 +61,8 @@ class About:
             entry_key=manifest.entry_key,
             lookup_key=manifest.lookup_key,
             identity=manifest.model.identity,
+            root=manifest.model.root,
+            tree_digest=manifest.model.tree_digest,
             args=dict(manifest.model.args),
             device=device.type if device.name is None else f"{device.type} ({device.name})",
             torch=manifest.torch,
@@ -126,6 +130,8 @@ def _parse(fields: Fields, schema: int) -> About:
         entry_key=EntryKey(fields.key("entry_key")),
         lookup_key=LookupKey(fields.key("lookup_key")),
         identity=fields.item("identity", as_text),
+        root=fields.item("root", as_text),
+        tree_digest=FactorDigest(fields.key("tree_digest")),
         args=fields.mapping("args", as_json, max_items=10_000),
         device=fields.item("device", as_text),
         torch=fields.item("torch", as_text),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import atomic, strict
-from pwcc.cache.errors import CorruptEntry
+from pwcc.cache import atomic
+from pwcc.cache.errors import CorruptEntry, MissingBlob, StoreError
 from pwcc.cache.ids import DIGEST_PATTERN, BlobDigest, blob_digest
 
 MAX_BLOB_BYTES: Final = 4 * 2**30  # constants are the only blobs beyond a few MiB
+PREFIX_PATTERN: Final = re.compile(r"[0-9a-f]{2}")
 
 
 class Blobs:
@@ -29,43 +34,77 @@ class Blobs:
     def put(self, data: bytes) -> BlobDigest:
         """Store ``data`` once and return its digest; an existing file is kept if it holds these bytes.
 
-        The bytes are on the device when this returns; the file's name is after :meth:`flush_names`.
+        The bytes are on the device when this returns; the file's name is after :meth:`flush_names`. A
+        kept file counts as written now, so that a collector does not take it before it is published.
+        OSError passes through.
         """
         digest = blob_digest(data)
         path = self.path(digest)
-        if not self._holds(path, data):
-            with atomic.os_errors("storing a blob", path):
-                path.parent.mkdir(exist_ok=True)
-                atomic.write_replace(path, data, tmp=self._tmp)
+        if self._holds(path, data) and self.touch(digest):
+            return digest
+        path.parent.mkdir(exist_ok=True)
+        atomic.write_replace(path, data, tmp=self._tmp)
         return digest
+
+    def touch(self, digest: BlobDigest) -> bool:
+        """Set a blob's time to now: a collector leaves young blobs alone. Return False when it is gone.
+
+        Only a file's owner may set its time, so another user's blob is replaced by a copy. Best effort: where
+        that cannot be done either, as in a read-only cache, it keeps its time.
+        """
+        path = self.path(digest)
+        try:
+            os.utime(path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except PermissionError:
+            with contextlib.suppress(OSError, StoreError):
+                atomic.write_replace(path, self.read(digest), tmp=self._tmp)
+        except OSError:
+            return True
+        return True
+
+    def all(self) -> Iterator[tuple[BlobDigest, os.DirEntry[str]]]:
+        """Yield every file that has a blob's name at a blob's place, in order. OSError passes through."""
+        with os.scandir(self._folder) as prefixes:
+            folders = sorted((item for item in prefixes if PREFIX_PATTERN.fullmatch(item.name)), key=_name)
+        for folder in folders:
+            if folder.is_dir(follow_symlinks=False):
+                with os.scandir(folder.path) as found:
+                    for item in sorted(found, key=_name):
+                        if DIGEST_PATTERN.fullmatch(item.name) and item.name.startswith(folder.name):
+                            yield BlobDigest(item.name), item
 
     def has(self, digest: BlobDigest, *, size: int | None = None) -> bool:
         """Return whether the blob's file exists, and has ``size`` bytes if given; reads no content."""
         try:
-            found = self.path(digest).stat()
+            found = self.path(digest).lstat()
         except OSError:
+            return False
+        if not stat.S_ISREG(found.st_mode):
             return False
         return size is None or found.st_size == size
 
     def _holds(self, path: Path, data: bytes) -> bool:
         """Compare in full: whoever puts a blob has just made it, and a damaged file must be replaced by it."""
         try:
-            return path.stat().st_size == len(data) and path.read_bytes() == data
-        except OSError:
+            return path.lstat().st_size == len(data) and atomic.read_file(path, max_bytes=len(data)) == data
+        except (OSError, CorruptEntry):
             return False
 
     def read(self, digest: BlobDigest, *, max_bytes: int = MAX_BLOB_BYTES) -> bytes:
         """Return a blob's verified bytes.
 
         Raises:
-            CorruptEntry: missing, larger than ``max_bytes``, or of another digest than its name.
+            CorruptEntry: missing (MissingBlob), larger than ``max_bytes``, no regular file, or of another
+                digest than its name.
         """
         path = self.path(digest)
         with atomic.os_errors("reading a blob", path):
             try:
-                data = strict.read_bounded(path, max_bytes=max_bytes)
-            except FileNotFoundError:
-                raise CorruptEntry(
+                data = atomic.read_file(path, max_bytes=max_bytes)
+            except (FileNotFoundError, NotADirectoryError):
+                raise MissingBlob(
                     "expected a blob, found none",
                     where=str(path),
                     hint="copy the cache again, or compile again",
@@ -84,3 +123,7 @@ class Blobs:
         for prefix in sorted({digest[:2] for digest in digests}):
             atomic.fsync_directory(self._folder / prefix)
         atomic.fsync_directory(self._folder)
+
+
+def _name(item: os.DirEntry[str]) -> str:
+    return item.name

@@ -1,10 +1,12 @@
 """Key: the environment variables that can change generated code, and those left out, with reasons.
 
 A variable is a factor if its name matches a pattern of :data:`READ` and none of :data:`EXCLUDED`;
-an exclusion always wins. Values are kept in the clear when they are plain settings (numbers, flags,
-short words, lists of them) and as a salted digest otherwise: what looks like a path or a long opaque
-string may name a user or be a secret. The salt keeps such digests from being looked up in tables made
-for other programs; it is public, so a short guessable secret is not protected by it, only not shown.
+an exclusion always wins; a site adds to both (``policy.py``). Checked against all variables that torch
+2.13 and Triton 3.9 read: each matches one of the two tables, or changes no code. Values are kept in the
+clear when they are plain settings (numbers, flags, short words, lists of them) and as a salted digest
+otherwise: what looks like a path or a long opaque string may name a user or be a secret. The salt keeps
+such digests from being looked up in tables made for other programs; it is public, so a short guessable
+secret is not protected by it, only not shown.
 """
 
 from __future__ import annotations
@@ -41,6 +43,11 @@ READ: Final = (
     Pattern("TENSORIFY_PYTHON_SCALARS", "Dynamo: scalars as graph inputs or as constants"),
     Pattern("UNSAFE_SKIP_FSDP_MODULE_GUARDS", "Dynamo: guards"),
     Pattern("FAKE_ALLOW_META", "fake tensors"),
+    Pattern("FX_PATCH_GETITEM", "torch.fx: how tracing sees indexing"),
+    Pattern("AOT_PARTITIONER_*", "functorch's partitioner"),
+    Pattern("AOTI_*", "Inductor's runtime checks"),
+    Pattern("IS_FBCODE", "Inductor: other defaults inside one company"),
+    Pattern("HALIDE_*", "Inductor's Halide backend"),
     Pattern("ENABLE_*TMA*", "Inductor's matmul templates"),
     Pattern("CUTLASS_EPILOGUE_FUSION", "Inductor's CUTLASS templates"),
     Pattern("CUTEDSL_*", "Inductor's CuteDSL templates"),
@@ -62,12 +69,14 @@ READ: Final = (
     Pattern("HIPBLASLT_*", "hipBLASLt: which kernels"),
     Pattern("ROCBLAS_*", "rocBLAS: which kernels"),
     Pattern("OMP_*", "OpenMP: Inductor bakes the thread count into C++ kernels"),
-    Pattern("GOMP_*", "GNU OpenMP"),
     Pattern("KMP_*", "LLVM and Intel OpenMP"),
     Pattern("MKL_*", "MKL: threads, instruction set, reproducibility"),
     Pattern("ONEDNN_*", "oneDNN: instruction set, default math mode"),
     Pattern("DNNL_*", "oneDNN, older name"),
     Pattern("OPENBLAS_*", "OpenBLAS: core type, threads"),
+    Pattern("FBGEMM_*", "FBGEMM: instruction set of quantised kernels"),
+    Pattern("MIOPEN_*", "MIOpen: which kernels"),
+    Pattern("HSA_OVERRIDE_GFX_VERSION", "ROCm: the architecture that the device claims to be"),
     Pattern("CPATH", "gcc: headers before its own"),
     Pattern("C_INCLUDE_PATH", "gcc: headers"),
     Pattern("CPLUS_INCLUDE_PATH", "gcc: headers"),
@@ -79,6 +88,10 @@ _IDENTITY: Final = "the identity of a job, process or device: the device's class
 _CREDENTIAL: Final = "a credential"
 _NETWORK: Final = "an address or port of a remote cache or of a process group"
 _SCHEDULE: Final = "how compile work is scheduled: processes, timeouts; the code is the same"
+_PLACEMENT: Final = "where threads run and how they wait, not what they compute"
+_IMAGE: Final = "set by container images; the real version is a compiler factor"
+_KUBERNETES: Final = "set by Kubernetes for each service of a namespace, whatever its name"
+_EAGER: Final = "what eager code does; a piece is compiled from the graph that was traced"
 _OWN_CACHE: Final = "torch's own caches are off or private under the sealing profile"
 
 EXCLUDED: Final = (
@@ -97,7 +110,15 @@ EXCLUDED: Final = (
     Pattern("TRITON_CACHE_MANAGER", _OWN_CACHE),
     Pattern("TRITON_REMOTE_CACHE_BACKEND", _OWN_CACHE),
     Pattern("TORCHINDUCTOR_NON_BLOCKING_REMOTE_CACHE_WRITE", _OWN_CACHE),
+    Pattern("*_SERVICE_HOST", _KUBERNETES),
+    Pattern("*_SERVICE_PORT*", _KUBERNETES),
+    Pattern("*_PORT_*_TCP*", _KUBERNETES),
+    Pattern("*_PORT_*_UDP*", _KUBERNETES),
     Pattern("*_HOST", _NETWORK),
+    Pattern("*_IP", _NETWORK),
+    Pattern("*_HOSTNAME", _NETWORK),
+    Pattern("*_IFNAME", _NETWORK),
+    Pattern("TRITON_REDIS_KEY_FORMAT", _OWN_CACHE),
     Pattern("*_PORT", _NETWORK),
     Pattern("*_URL", _NETWORK),
     Pattern("*_ADDR", _NETWORK),
@@ -119,8 +140,25 @@ EXCLUDED: Final = (
     Pattern("HIP_VISIBLE_DEVICES", _IDENTITY),
     Pattern("CUDA_DEVICE_ORDER", _IDENTITY),
     Pattern("CUDA_MPS_*", _IDENTITY),
-    Pattern("CUDA_VERSION", "set by container images; the real version is a compiler factor"),
-    Pattern("PYTORCH_VERSION", "set by container images; the real version is a compiler factor"),
+    Pattern("*_POD_NAME", _IDENTITY),
+    Pattern("*_WORKER_ID", _IDENTITY),
+    Pattern("TORCH_TNT_IN_USE", _IDENTITY),
+    Pattern("CUDA_VERSION", _IMAGE),
+    Pattern("CUDA_*_VERSION", _IMAGE),
+    Pattern("CUDNN_VERSION", _IMAGE),
+    Pattern("TORCH_VERSION", _IMAGE),
+    Pattern("TRITON_VERSION", _IMAGE),
+    Pattern("PYTORCH_VERSION", _IMAGE),
+    Pattern("PYTORCH_BUILD_*", _IMAGE),
+    Pattern("OMP_PLACES", _PLACEMENT),
+    Pattern("OMP_PROC_BIND", _PLACEMENT),
+    Pattern("OMP_WAIT_POLICY", _PLACEMENT),
+    Pattern("OMP_STACKSIZE", _PLACEMENT),
+    Pattern("GOMP_*", _PLACEMENT),
+    Pattern("KMP_AFFINITY", _PLACEMENT),
+    Pattern("KMP_HW_SUBSET", _PLACEMENT),
+    Pattern("KMP_BLOCKTIME", _PLACEMENT),
+    Pattern("KMP_STACKSIZE", _PLACEMENT),
     Pattern("*_LOGS", _LOGGING),
     Pattern("*_LOGS_*", _LOGGING),
     Pattern("*_LOG_*", _LOGGING),
@@ -151,7 +189,18 @@ EXCLUDED: Final = (
     Pattern("TORCHINDUCTOR_AUTOTUNE_IN_SUBPROC", _SCHEDULE),
     Pattern("TORCH_WARM_POOL", _SCHEDULE),
     Pattern("TORCH_NCCL_*", "collectives are not compiled into pieces"),
+    Pattern("TORCH_DISTRIBUTED_DEBUG", _LOGGING),
+    Pattern("TORCH_FR_*", _LOGGING),
     Pattern("TORCH_CPP_LOG_LEVEL", _LOGGING),
+    Pattern("TORCH_DISABLE_ADDR2LINE", _LOGGING),
+    Pattern("TORCH_SYMBOLIZE_MODE", _LOGGING),
+    Pattern("TORCH_ADDR2LINE_BINARY", _LOGGING),
+    Pattern("FBGEMM_STATS_*", _LOGGING),
+    Pattern("PYTORCH_API_USAGE_STDERR", _LOGGING),
+    Pattern("PYTORCH_JIT*", _EAGER),
+    Pattern("PYTORCH_TENSOREXPR*", _EAGER),
+    Pattern("TRITON_TEST_*", "Triton's own tests"),
+    Pattern("TRITON_WARMUP_*", _SCHEDULE),
     Pattern(
         "TORCH_CUDA_ARCH_LIST", "for building C++ extensions; the device's architecture is a compiler factor"
     ),
@@ -171,12 +220,17 @@ _SALT: Final = b"pwcc environment 1\0"
 
 def environment_factors(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``environ`` that are factors, by name; see the module's docstring."""
-    return {name: shown(value) for name, value in sorted(environ.items()) if is_factor(name)}
+    return {name: shown_of(name, value) for name, value in sorted(environ.items()) if is_factor(name)}
 
 
 def is_factor(name: str) -> bool:
-    """Return whether a variable of this name is part of a key."""
-    return bool(_matcher(READ).fullmatch(name)) and not _matcher(EXCLUDED).fullmatch(name)
+    """Return whether a variable of this name is part of a key by the two tables."""
+    return matches(READ, name) and not matches(EXCLUDED, name)
+
+
+def matches(table: tuple[Pattern, ...], name: str) -> bool:
+    """Return whether a pattern of ``table`` matches ``name``; case counts."""
+    return _matcher(table).fullmatch(name) is not None
 
 
 @cache
@@ -187,11 +241,25 @@ def _matcher(table: tuple[Pattern, ...]) -> re.Pattern[str]:
 
 def exclusion(name: str) -> Pattern | None:
     """Return the exclusion that matches ``name``, if any."""
-    return next((pattern for pattern in EXCLUDED if fnmatchcase(name, pattern.glob)), None)
+    return match(EXCLUDED, name)
+
+
+def match(table: tuple[Pattern, ...], name: str) -> Pattern | None:
+    """Return the first pattern of ``table`` that matches ``name``, if any."""
+    return next((pattern for pattern in table if fnmatchcase(name, pattern.glob)), None)
+
+
+def shown_of(name: str, value: str) -> str:
+    """Return a variable's value as it is recorded; that of a credential never in the clear."""
+    found = exclusion(name)
+    return digested(value) if found is not None and found.reason == _CREDENTIAL else shown(value)
 
 
 def shown(value: str) -> str:
     """Return a plain setting as it is, and anything else as ``digest:`` and 32 hex digits."""
-    if _PLAIN.fullmatch(value) and not _OPAQUE.search(value):
-        return value
+    return value if _PLAIN.fullmatch(value) and not _OPAQUE.search(value) else digested(value)
+
+
+def digested(value: str) -> str:
+    """Return ``digest:`` and 32 hex digits of a salted value."""
     return f"digest:{factor_digest(_SALT + os.fsencode(value))}"

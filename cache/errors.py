@@ -9,14 +9,24 @@
     ├── StoreError                 exit 1   the directory or a file in it is not what it must be
     │   ├── NotAStore                       not a pwcc cache directory
     │   ├── CorruptEntry                    manifest or blob fails its digest, schema or bounds
+    │   │   └── MissingBlob                 a blob that something names is not there (any more)
+    │   ├── UntrustedStore                  others could have written it, and nobody named it as trusted
+    │   ├── LockTimeout                     another process compiles the same for longer than one would wait
+    │   ├── UntrustedEntry                  a signature by a trusted key is required, and there is none
     │   └── NewerFormat                     written by a newer pwcc: intact, but not readable by this one
+    ├── SigningUnavailable         exit 1   a signature is needed, and `cryptography` is not installed
     ├── FactorError                exit 1   a value that cannot be part of a key, by factor name
+    ├── KeyChanged                 exit 1   what enters the key changed while compiling, by name
     ├── ModelError                 exit 1   the model could not be built, or its factory raised
     ├── TraceError                 exit 1   graph break or failed trace, with the user's file and line
     ├── SpecializationError        exit 1   the trace holds for fewer sizes than asked, with its source line
     ├── UnsealableError            exit 1   a construct that cannot be sealed, by name
     ├── PieceCompileError          exit 1   Inductor failed on a piece; names piece, op and source line
     ├── NumericsError              exit 1   a sealed piece disagrees with eager beyond tolerance
+    ├── CaptureError               exit 1   graphs could not be captured, or must not be replayed
+    │   ├── MovedInputError                 a captured input lies elsewhere now; names it
+    │   ├── CaptureLockedError              a capture that the plan does not hold, after the plan was done
+    │   └── CaptureMemoryError              the graphs do not fit; says which sizes do
     └── CallError                  exit 1   a call the artifact must not answer
         ├── SizeError                       a size outside the compiled range
         ├── GuardViolation                  a recorded shape predicate fails for these sizes
@@ -97,12 +107,36 @@ class CorruptEntry(StoreError):
     """A manifest or blob fails its digest, schema or bounds."""
 
 
+class UntrustedEntry(StoreError):
+    """A signature by a trusted key is required, and the entry has none that is valid."""
+
+
+class MissingBlob(CorruptEntry):
+    """A blob that a manifest or record names is not there, or was removed meanwhile."""
+
+
+class UntrustedStore(StoreError):
+    """Somebody other than the user and root could have written the directory, which holds code."""
+
+
+class LockTimeout(StoreError):
+    """Another process held a lock for longer than the caller would wait."""
+
+
 class NewerFormat(StoreError):
     """A newer pwcc wrote this entry or store: it is intact, but this version cannot read it."""
 
 
+class SigningUnavailable(PwccError):
+    """A signature is to be made or verified, and the package ``cryptography`` is not installed."""
+
+
 class FactorError(PwccError):
     """A value that has no stable form, so it cannot be part of a key."""
+
+
+class KeyChanged(PwccError):
+    """What a compile was asked for, or what it runs under, changed after its key was computed."""
 
 
 class ModelError(PwccError):
@@ -132,6 +166,22 @@ class PieceCompileError(PwccError):
 
 class NumericsError(PwccError):
     """A sealed piece disagrees with eager beyond its tolerance."""
+
+
+class CaptureError(PwccError):
+    """Graphs could not be captured, or what was captured must not be replayed."""
+
+
+class MovedInputError(CaptureError):
+    """A graph would read an address at which its input no longer lies; the message names the input."""
+
+
+class CaptureLockedError(CaptureError):
+    """A graph outside the plan was to be captured after the plan was done."""
+
+
+class CaptureMemoryError(CaptureError):
+    """The graphs need more memory than there is; the hint says which sizes fit."""
 
 
 class CallError(PwccError):

@@ -135,7 +135,7 @@ class FactorTree:
         try:
             return cls.of(**groups)
         except FactorError as error:
-            raise CorruptEntry(error.message, where=where) from None
+            raise CorruptEntry(error.message[:500], where=where) from None
 
 
 def _short(value: object) -> str:

@@ -7,17 +7,18 @@ unreadable entry is a ``problem`` of that entry, not a failure of the listing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pwcc.cache import about, strict
+from pwcc.cache import about, signing, strict
 from pwcc.cache.entries import EntryRef, check_keys
 from pwcc.cache.errors import StoreError
 from pwcc.cache.factors import FactorTree
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.manifest import Manifest
 from pwcc.cache.program import Program, Variant
+from pwcc.cache.signing_keys import KeyId
 from pwcc.cache.store import Store
 from pwcc.cache.strict import Json
 
@@ -127,12 +128,13 @@ def find(store: Store, prefix: str) -> list[EntryRef]:
     return [ref for ref in store.entries() if ref.entry_key.startswith(prefix.lower())]
 
 
-def detail(store: Store, ref: EntryRef) -> dict[str, Json]:
+def detail(store: Store, ref: EntryRef, *, trusted: Mapping[KeyId, str] | None = None) -> dict[str, Json]:
     """Return everything recorded about one entry as JSON data, for ``inspect ENTRY``.
 
     The manifest's fields, plus ``factors`` (groups and their digests), ``predicates`` and ``numerics``
     read from their blobs, and per program ``unique[].records``: per variant the piece record with its
-    kernels. A blob that cannot be read is replaced by ``{"problem": ...}``.
+    kernels. A blob that cannot be read is replaced by ``{"problem": ...}``. ``signatures`` says of each
+    signature file whether it is valid, and what its key is called among the ``trusted`` ones.
 
     Raises:
         CorruptEntry, NewerFormat: the manifest itself cannot be read.
@@ -149,11 +151,14 @@ def detail(store: Store, ref: EntryRef) -> dict[str, Json]:
         "tokens": [manifest.min_tokens, manifest.max_tokens],
         "sizes": list(manifest.sizes),
         "profile": manifest.profile,
+        "tag": manifest.tag,
         "tuned": manifest.tuned,
         "build_observed": manifest.build_observed,
         "counts": dict(manifest.counts),
+        "signatures": _signatures(store, ref, trusted or {}),
         "requirements": [requirement.to_json() for requirement in manifest.requirements],
         "sources": [source.to_json() for source in manifest.sources],
+        "observed": [item.to_json() for item in manifest.observed],
         "factors": _factors(store, manifest),
         "predicates": _json_blob(store, manifest.predicates),
         "numerics": None if manifest.numerics is None else _json_blob(store, manifest.numerics),
@@ -162,6 +167,10 @@ def detail(store: Store, ref: EntryRef) -> dict[str, Json]:
         "bytes": sum(manifest.blobs.values()),
         "missing_blobs": [str(d) for d, size in manifest.blobs.items() if not store.has_blob(d, size=size)],
     }
+
+
+def _signatures(store: Store, ref: EntryRef, trusted: Mapping[KeyId, str]) -> list[Json]:
+    return [state.to_json() for state in signing.states(ref, store.read_manifest_bytes(ref), trusted)]
 
 
 def _factors(store: Store, manifest: Manifest) -> Json:

@@ -8,6 +8,7 @@ from typing import Final
 
 from pwcc.cache import atomic
 from pwcc.cache.errors import NewerFormat, NotAStore
+from pwcc.cache.failpoints import failpoint
 
 VERSION: Final = "v1"
 FOLDERS: Final = ("entries", "pieces", "blobs/sha256", "plans", "locks", "tmp", "quarantine")
@@ -26,6 +27,7 @@ trust everybody who could write to it, as you would trust an executable.
   v1/entries/<lookup key>/<entry key>/manifest.json   one compiled model; `pwcc inspect` shows it
   v1/blobs/sha256/                                    kernels, programs and records, named by SHA-256
   v1/pieces/                                          pieces that a later compile may use again
+  v1/pins/ v1/used/                                   what `pwcc gc` must keep, and when it was last used
   v1/plans/ v1/locks/ v1/tmp/ v1/quarantine/          working files
 
 It may be copied anywhere as a whole (`cp -r`), read from a read-only mount, and deleted at any time
@@ -79,10 +81,17 @@ def create(root: Path) -> None:
             )
         # The tag comes first: from here on the directory is recognisably ours.
         _place(root, TAG_NAME, TAG)
+        failpoint("layout.tagged")
     for folder in FOLDERS:
         (root / VERSION / folder).mkdir(parents=True, exist_ok=True)
     if not (root / "README").exists():
         _place(root, "README", README)
+    failpoint("layout.made")
+
+
+def is_empty(root: Path) -> bool:
+    """Tell whether nothing is there, as after a restore that found nothing. OSError passes through."""
+    return not root.exists() or (root.is_dir() and not any(root.iterdir()))
 
 
 def _place(root: Path, name: str, data: bytes) -> None:
@@ -98,6 +107,6 @@ def _is_tagged(root: Path) -> bool:
     try:
         with (root / TAG_NAME).open("rb") as stream:
             head = stream.read(512)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     return head.startswith(TAG[:43]) and b"pwcc" in head

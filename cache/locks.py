@@ -1,32 +1,52 @@
 """Store: advisory locks, so that two processes do not compile the same entry at the same time.
 
 A lock only saves work: publishing is atomic without it. Where a file system has no locks the block
-runs without one, and says so through the value it yields.
+runs without one, and says so through the value it yields. The kernel drops the locks of a process that
+dies, so a dead holder blocks nobody. Readers take no lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pwcc.cache import owners, strict
 from pwcc.cache.atomic import os_errors
-from pwcc.cache.errors import StoreError
+from pwcc.cache.errors import LockTimeout, StoreError
+from pwcc.cache.owners import Owner
 
-NO_LOCKS: Final = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EROFS}
+NO_LOCKS: Final = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who took a lock, and when by its own clock (seconds since the epoch)."""
+
+    owner: Owner
+    since: int
+
+    def describe(self, now: float) -> str:
+        """Return words for a person: the process where it is of this host, and how long it has held."""
+        who = f"process {self.owner.pid}" if self.owner.is_local else "a process of another host"
+        seconds = int(now) - self.since
+        return who if seconds < 0 else f"{who}, for {seconds} s"  # below 0: the clocks disagree
 
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, timeout_s: float = -1) -> Iterator[bool]:
     """Hold an exclusive lock on ``path``; yield True when held, False where there are no locks.
 
-    ``timeout_s`` is in seconds; -1 waits without limit.
+    ``timeout_s`` is in seconds; -1 waits without limit. Who holds it is written beside the lock, for
+    :func:`holder`.
 
     Raises:
-        StoreError: another process held the lock for longer than ``timeout_s``, or the lock file cannot be
-            opened.
+        LockTimeout: another process held the lock for longer than ``timeout_s``. StoreError: the lock file
+            cannot be opened.
     """
     import filelock  # 30 ms that a command which only reads must not pay
 
@@ -42,10 +62,12 @@ def file_lock(path: Path, *, timeout_s: float = -1) -> Iterator[bool]:
             lock.acquire()
             held = True
         except filelock.Timeout:  # an OSError too
-            raise StoreError(
-                f"another process held the lock for more than {timeout_s:g} s",
+            found = holder(path)
+            who = "another process" if found is None else found.describe(time.time())
+            raise LockTimeout(
+                f"another process held the lock for more than {timeout_s:g} s ({who})",
                 where=str(path),
-                hint="wait for the other compile to end, or raise the timeout",
+                hint="wait for the other compile to end, or raise --lock-timeout",
             ) from None
         except NotImplementedError:
             pass
@@ -53,7 +75,33 @@ def file_lock(path: Path, *, timeout_s: float = -1) -> Iterator[bool]:
             if error.errno not in NO_LOCKS:
                 raise
     try:
+        if held:
+            _sign(path)
         yield held
     finally:
         if held:
+            with contextlib.suppress(OSError):
+                _holder_path(path).unlink()
             lock.release()
+
+
+def holder(path: Path) -> Holder | None:
+    """Return who holds the lock ``path``, as far as it is written there; best effort."""
+    try:
+        fields = strict.Fields(strict.loads(_holder_path(path).read_bytes()[:4096], where="holder"), "holder")
+        owner, since = owners.parse(fields.str_("owner")), fields.int_("since")
+    except (OSError, StoreError):
+        return None
+    if owner is None or owner.is_alive() is False:
+        return None
+    return Holder(owner, since)
+
+
+def _sign(path: Path) -> None:
+    data = strict.canonical({"owner": str(owners.current()), "since": int(time.time())})
+    with contextlib.suppress(OSError):
+        _holder_path(path).write_bytes(data)
+
+
+def _holder_path(path: Path) -> Path:
+    return path.with_suffix(".holder")

@@ -14,6 +14,9 @@ from typing import Final
 from pwcc.cache import about, strict
 from pwcc.cache.errors import CorruptEntry, NewerFormat
 from pwcc.cache.ids import BlobDigest, EntryKey, FactorDigest, LookupKey
+from pwcc.cache.observed import ObservedInput
+from pwcc.cache.operators import DecodeAttention
+from pwcc.cache.policy import NO_SITE, SiteEnvironment
 from pwcc.cache.program import MAX_TOKENS, Program, UniquePiece, Variant
 from pwcc.cache.requirements import Requirement
 from pwcc.cache.sources import SourceRecord
@@ -26,7 +29,10 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """Which model: its identity as given, arguments, size (bytes of parameters), tree digest."""
+    """Which model: its identity as given, arguments, size (bytes of parameters), tree digest.
+
+    ``root`` is the class of its root module, as ``module:qualname``; empty where it was not recorded.
+    """
 
     identity: str
     args: Mapping[str, Json]
@@ -34,6 +40,7 @@ class ModelSummary:
     parameter_bytes: int
     dtype: str
     tree_digest: FactorDigest
+    root: str = ""
 
     def to_json(self) -> dict[str, Json]:
         """Return the JSON form."""
@@ -44,6 +51,7 @@ class ModelSummary:
             "parameter_bytes": self.parameter_bytes,
             "dtype": self.dtype,
             "tree_digest": self.tree_digest,
+            "root": self.root,
         }
 
     @classmethod
@@ -57,6 +65,7 @@ class ModelSummary:
             parameter_bytes=fields.int_("parameter_bytes"),
             dtype=fields.item("dtype", as_text),
             tree_digest=FactorDigest(fields.key("tree_digest")),
+            root=fields.item("root", as_text),
         )
         fields.done()
         return model
@@ -91,7 +100,8 @@ class DeviceSummary:
 class Manifest:
     """One entry. ``blobs`` maps every reachable blob, kernels of pieces included, to its bytes.
 
-    ``predicates``, ``factors`` and ``numerics`` name JSON blobs. ``counts`` are free counters; the
+    ``predicates``, ``factors``, ``numerics`` and ``details`` (what only an explanation reads, see
+    ``cache/details.py``) name JSON blobs. ``counts`` are free counters; the
     listing reads ``unsealed``, the number of piece records that hold a pickle (absent means 0).
     """
 
@@ -115,6 +125,11 @@ class Manifest:
     programs: tuple[Program, ...]
     counts: Mapping[str, int]
     blobs: Mapping[BlobDigest, int]
+    decode_attention: tuple[DecodeAttention, ...] = ()
+    observed: tuple[ObservedInput, ...] = ()
+    site_environment: SiteEnvironment = NO_SITE
+    tag: str | None = None
+    details: BlobDigest | None = None
     schema: int = SCHEMA
 
     def serialise(self) -> bytes:
@@ -164,16 +179,21 @@ class Manifest:
             max_tokens=fields.int_("max_tokens", low=low, high=MAX_TOKENS),
             sizes=fields.list_("sizes", as_int, max_items=10_000),
             profile=fields.opt_item("profile", as_name),
+            tag=fields.opt_item("tag", as_name),
             tuned=fields.bool_("tuned"),
             build_observed=fields.bool_("build_observed"),
             requirements=fields.list_("requirements", Requirement.parse, max_items=1_000),
             sources=fields.list_("sources", SourceRecord.parse),
+            observed=fields.list_("observed", ObservedInput.parse),
             predicates=fields.digest("predicates"),
             factors=fields.digest("factors"),
             numerics=fields.opt_digest("numerics"),
             programs=fields.list_("programs", Program.parse, max_items=1_000),
+            decode_attention=fields.list_("decode_attention", DecodeAttention.parse, max_items=1_000),
             counts=fields.mapping("counts", as_int, max_items=1_000),
             blobs=_blobs(fields),
+            site_environment=fields.item("site_environment", SiteEnvironment.parse),
+            details=fields.opt_digest("details"),
         )
         fields.done()
         return manifest
@@ -191,26 +211,39 @@ class Manifest:
             "max_tokens": self.max_tokens,
             "sizes": list(self.sizes),
             "profile": self.profile,
+            "tag": self.tag,
             "tuned": self.tuned,
             "build_observed": self.build_observed,
             "requirements": [requirement.to_json() for requirement in self.requirements],
             "sources": [source.to_json() for source in self.sources],
+            "observed": [item.to_json() for item in self.observed],
             "predicates": self.predicates,
             "factors": self.factors,
             "numerics": self.numerics,
             "programs": [program.to_json() for program in self.programs],
+            "decode_attention": [kernel.to_json() for kernel in self.decode_attention],
             "counts": dict(self.counts),
             "blobs": {str(digest): size for digest, size in self.blobs.items()},
+            "site_environment": self.site_environment.to_json(),
+            "details": self.details,
         }
+
+    def piece_records(self) -> tuple[BlobDigest, ...]:
+        """Return every sealed piece that the entry runs, each once: of programs, then of decode attention."""
+        programs = (piece for program in self.programs for v in program.variants for piece in v.pieces)
+        return tuple(dict.fromkeys((*programs, *(kernel.piece for kernel in self.decode_attention))))
 
     def referenced(self) -> Iterator[BlobDigest]:
         """Yield every blob that the manifest itself names; pieces name further ones."""
         yield self.predicates
         yield self.factors
-        if self.numerics is not None:
-            yield self.numerics
+        for optional in (self.numerics, self.details):
+            if optional is not None:
+                yield optional
         for program in self.programs:
             yield from program.blobs()
+        for kernel in self.decode_attention:
+            yield kernel.piece
 
 
 def _blobs(fields: Fields) -> dict[BlobDigest, int]:

@@ -1,13 +1,18 @@
 """Store: JSON that is read strictly and written canonically.
 
 Everything pwcc reads back from a cache directory passes through :func:`loads` and :class:`Fields`:
-bounded size and depth, no duplicate keys, no NaN, no huge integers, no unknown fields.
+bounded size, depth and number of values, no duplicate keys, no NaN or infinity, no huge integers, no lone
+surrogates, no unknown fields. Messages hold a bounded part of what came.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
+import reprlib
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias, TypeVar
@@ -21,8 +26,13 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 MAX_BYTES = 64 * 1024 * 1024  # the largest manifest seen, 32 layers x 5 variants, is under 2 MiB
 MAX_DEPTH = 64
+# An empty object takes 3 bytes of text and 72 of memory. The largest file seen has some 100,000 values.
+MAX_VALUES = 1_000_000
+_ALWAYS_FEW = 1024 * 1024  # bytes of JSON that need no count: three bytes a value
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 MAX_INT_DIGITS = 20  # 64-bit values and a sign
+MAX_FLOAT_DIGITS = 64
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def canonical(value: object) -> bytes:
@@ -35,11 +45,14 @@ def loads(data: bytes, *, where: str, max_bytes: int = MAX_BYTES) -> object:
     """Parse bounded, duplicate-free JSON.
 
     Raises:
-        CorruptEntry: larger than ``max_bytes``, deeper than 64 levels, a duplicate key, NaN or
-            Infinity, an integer beyond 20 digits, or not JSON at all.
+        CorruptEntry: larger than ``max_bytes``, more than a million values, deeper than 64 levels, a
+            duplicate key, NaN, Infinity or a number that is none, an integer beyond 20 digits, text with
+            lone surrogates, or not JSON in UTF-8 at all.
     """
     if len(data) > max_bytes:
         raise CorruptEntry(f"expected at most {max_bytes} bytes of JSON, got {len(data)}", where=where)
+    if len(data) > _ALWAYS_FEW and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise CorruptEntry(f"expected at most {MAX_VALUES} values in a JSON file", where=where)
 
     def fail(what: str) -> NoReturn:
         raise CorruptEntry(f"expected strict JSON, got {what}", where=where)
@@ -55,17 +68,39 @@ def loads(data: bytes, *, where: str, max_bytes: int = MAX_BYTES) -> object:
             fail(f"an integer of {len(text)} digits")
         return int(text)
 
+    def real(text: str) -> float:
+        if len(text) > MAX_FLOAT_DIGITS or not math.isfinite(value := float(text)):
+            fail("a number that is not finite, or of too many digits")
+        return value
+
     try:
         value = json.loads(
             data.decode(),
             object_pairs_hook=pairs,
             parse_int=integer,
+            parse_float=real,
             parse_constant=fail,
         )
     except (ValueError, RecursionError) as error:
         raise CorruptEntry(f"expected JSON, got {type(error).__name__}: {error}", where=where) from None
     _check_depth(value, fail)
+    if _SURROGATE.search(data):  # an escape: UTF-8 itself cannot hold one
+        try:
+            canonical(value)
+        except UnicodeEncodeError:
+            fail("text with a lone surrogate")
     return value
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+
+def shown(value: object) -> str:
+    """Return what came, for a message: its repr, of at most 80 characters, without building a longer one."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 80 else text[:80] + "..."
 
 
 def _check_depth(value: object, fail: Callable[[str], NoReturn]) -> None:
@@ -98,11 +133,7 @@ class Fields:
 
     def fail(self, name: str, expected: str, got: object) -> NoReturn:
         """Raise the error for field ``name``."""
-        shown = repr(got)
-        raise CorruptEntry(
-            f"expected {expected} in field {name!r}, got {shown[:80]}{'...' if len(shown) > 80 else ''}",
-            where=self.where,
-        )
+        raise CorruptEntry(f"expected {expected} in field {name!r}, got {shown(got)}", where=self.where)
 
     def take(self, name: str) -> object:
         """Return the raw field, which must exist."""
@@ -194,7 +225,7 @@ class Fields:
     def done(self) -> None:
         """Refuse fields that were not taken."""
         if self._left:
-            raise CorruptEntry(f"unknown fields {sorted(self._left)[:5]}", where=self.where)
+            raise CorruptEntry(f"unknown fields {shown(sorted(self._left)[:5])}", where=self.where)
 
 
 def as_str(value: object, where: str) -> str:
@@ -243,7 +274,7 @@ def as_text(value: object, where: str) -> str:
 def as_name(value: object, where: str) -> str:
     """Item parser: a name safe as a file name: letters, digits and ``_.-``, no leading dot, at most 128."""
     if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
-        raise CorruptEntry(f"expected a plain name, got {repr(value)[:80]}", where=where)
+        raise CorruptEntry(f"expected a plain name, got {shown(value)}", where=where)
     return value
 
 
@@ -255,13 +286,22 @@ def as_key(value: object, where: str) -> str:
 
 
 def read_bounded(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Read a file of at most ``max_bytes``.
+    """Read a plain file of at most ``max_bytes``. Waits for nobody: a named pipe in a cache is refused.
 
     Raises:
-        CorruptEntry: the file is larger. OSError passes through.
+        CorruptEntry: the file is larger, or no plain file. OSError passes through.
     """
-    with path.open("rb") as stream:
-        data = stream.read(max_bytes + 1)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise CorruptEntry("expected a plain file, got something else", where=path.name)
+        if found.st_size > max_bytes:
+            raise CorruptEntry(f"expected at most {max_bytes} bytes, got {found.st_size}", where=path.name)
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            data = stream.read(found.st_size + 1)  # not max_bytes: the buffer is allocated first
+    finally:
+        os.close(descriptor)
     if len(data) > max_bytes:
         raise CorruptEntry(f"expected at most {max_bytes} bytes", where=path.name)
     return data

@@ -9,10 +9,23 @@ from typing import Annotated
 import typer
 
 from pwcc.cli import failures, output
+from pwcc.cli.capture import capture
 from pwcc.cli.compile import compile_
+from pwcc.cli.diff import diff
+from pwcc.cli.env import env
+from pwcc.cli.explain import explain
+from pwcc.cli.export import export
+from pwcc.cli.gc import gc
+from pwcc.cli.import_ import import_
 from pwcc.cli.inspect import inspect
 from pwcc.cli.invocation import DebugOption, Invocation
+from pwcc.cli.key import key
 from pwcc.cli.load import load
+from pwcc.cli.pin import pin
+from pwcc.cli.rm import rm
+from pwcc.cli.sign import sign
+from pwcc.cli.trust import trust
+from pwcc.cli.verify import verify
 from pwcc.cli.version import print_version, version
 
 app = typer.Typer(
@@ -39,7 +52,20 @@ def pwcc(
 
 app.command("compile")(compile_)
 app.command()(load)
+app.command()(capture)
+app.command()(explain)
+app.command()(key)
 app.command()(inspect)
+app.command()(diff)
+app.command()(env)
+app.command()(verify)
+app.command()(sign)
+app.add_typer(trust)
+app.command()(gc)
+app.command()(rm)
+app.command()(pin)
+app.command()(export)
+app.command("import")(import_)
 app.command()(version)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from pwcc.cli import output, report_view
-from pwcc.cli.invocation import DebugOption, JsonOption
+from pwcc.cli.invocation import DebugOption, JsonOption, RequireSignatureOption, TrustDirOption
 from pwcc.cli.model_options import (
     ArgOption,
     ArgsFileOption,
@@ -18,8 +18,11 @@ from pwcc.cli.model_options import (
     ModelOption,
     ModelOptions,
     SeedOption,
+    TagOption,
     build_model,
 )
+from pwcc.cli.policy_options import ConfigOption, EnvExcludeOption, EnvIncludeOption, site_policy
+from pwcc.cli.store_options import LayerOption
 
 
 def compile_(
@@ -59,8 +62,19 @@ def compile_(
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name the entry, so that a load can ask for it.")
     ] = None,
+    tag: TagOption = None,
+    config: ConfigOption = None,
+    env_include: EnvIncludeOption = None,
+    env_exclude: EnvExcludeOption = None,
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Compile nothing: exit 3 unless the entry is there.")
+    ] = False,
+    verify_hit: Annotated[
+        bool,
+        typer.Option(
+            "--verify-hit",
+            help="On a hit, compile again in private and compare every byte: exit 1 if anything differs.",
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan (splits, pieces, variants) and compile nothing.")
@@ -70,6 +84,17 @@ def compile_(
         typer.Option(metavar="DIR", help="Write the split graph, each piece's code and kernels, for reading."),
     ] = None,
     seed: SeedOption = 0,
+    require_signature: RequireSignatureOption = False,
+    trust_dir: TrustDirOption = False,
+    layer: LayerOption = None,
+    lock_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="S",
+            help="Seconds to wait for another process that compiles this. Default: no limit.",
+        ),
+    ] = None,
     json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
@@ -84,6 +109,7 @@ def compile_(
     from pwcc.cli.progress import progress
     from pwcc.cli.splitting import parse_splitting_ops
 
+    policy = site_policy(config, env_include, env_exclude)
     chosen = parse_sizes(sizes, max_tokens=max_tokens)
     cuts = parse_splitting_ops(splitting_ops)
     options = ModelOptions(
@@ -140,7 +166,15 @@ def compile_(
             jobs=jobs,
             profile=profile,
             frozen=frozen,
+            tag=tag,
+            policy=policy,
+            verify_hit=verify_hit,
+            require_signature=require_signature,
+            trust_dir=trust_dir,
+            layers=layer or None,
+            lock_timeout_s=lock_timeout,
             dump=dump,
+            observation=ready.built.observation,
             on_progress=on_progress,
         )
     for warning in report.warnings:
@@ -149,3 +183,8 @@ def compile_(
         output.data_json(report.to_json())
     else:
         output.data(report_view.report_lines(report, width=output.width()))
+    if verify_hit and report.verified is None:
+        output.word("warning: --verify-hit compared nothing: there was no entry, so it was compiled")
+    if report.verified is not None and not report.verified.ok:
+        output.word("error: the entry is not what this compile gives; remove it (pwcc rm) and compile again")
+        raise typer.Exit(1)

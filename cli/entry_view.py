@@ -14,7 +14,16 @@ from pwcc.cli.table import Column, facts, table
 def entry_lines(detail: Mapping[str, Json], *, width: int) -> list[str]:
     """Return every section of ``cache.inspection.detail``'s answer as lines of at most ``width``."""
     lines = facts(_head(detail), indent="")
-    for name in ("requirements", "programs", "sources", "factors", "predicates", "numerics"):
+    for name in (
+        "signatures",
+        "requirements",
+        "programs",
+        "sources",
+        "observed",
+        "factors",
+        "predicates",
+        "numerics",
+    ):
         lines += ["", *_section(name, detail.get(name), width)]
     missing = detail.get("missing_blobs")
     if missing:
@@ -47,6 +56,7 @@ def _head(detail: Mapping[str, Json]) -> list[tuple[str, str]]:
         ("tokens", f"{scalar(low)} to {scalar(high)}"),
         ("sizes", units.sizes(tuple(size for size in _list(detail.get("sizes")) if isinstance(size, int)))),
         ("profile", scalar(detail.get("profile"))),
+        ("tag", scalar(detail.get("tag"))),
         ("tuned", scalar(detail.get("tuned"))),
         ("build observed", scalar(detail.get("build_observed"))),
         ("bytes", f"{units.bytes_(_number(detail.get('bytes')))} in {len(_object(detail.get('blobs')))} blobs"),
@@ -58,12 +68,17 @@ def _section(name: str, value: Json, width: int) -> list[str]:
     if name == "requirements":
         rows = [_object(item) for item in _list(value)]
         return [name, *outline({scalar(r.get("kind")): r.get("value") for r in rows}, width=width, indent="  ")]
+    if name == "signatures":
+        found = [_signature(_object(item)) for item in _list(value)]
+        return [name, *(line for text in found or ["none"] for line in wrapped(text, width=width, indent="  "))]
     if name == "programs":
         return [
             line for number, item in enumerate(_list(value)) for line in _program(number, _object(item), width)
         ]
     if name == "sources":
         return _sources([_object(item) for item in _list(value)], width)
+    if name == "observed":
+        return _observed([_object(item) for item in _list(value)], width)
     if name == "factors":
         return _factors(_object(value), width)
     if name == "numerics" and (measured := _numerics_rows(_object(value))):
@@ -72,6 +87,14 @@ def _section(name: str, value: Json, width: int) -> list[str]:
             *table(_NUMERICS, measured, width=width, indent="  "),
         ]
     return [name, *outline(value, width=width, indent="  ")]
+
+
+def _signature(state: Mapping[str, Json]) -> str:
+    valid = state.get("valid")
+    verdict = "not verified" if valid is None else "valid" if valid is True else "NOT VALID"
+    known = f"trusted as {scalar(state.get('name'))}" if state.get("trusted") is True else "not trusted here"
+    problem = f" ({scalar(state.get('problem'))})" if state.get("problem") else ""
+    return f"{verdict}, by {scalar(state.get('key'))}, {known}{problem}"
 
 
 def _program(number: int, program: Mapping[str, Json], width: int) -> list[str]:
@@ -132,6 +155,29 @@ def _sources(records: Sequence[Mapping[str, Json]], width: int) -> list[str]:
     columns = (Column("MODULE", elastic=True), Column("PATH", elastic=True), Column("DIGEST"))
     rows = [(scalar(r.get("module")), scalar(r.get("path")), scalar(r.get("digest"))[:12]) for r in records]
     return ["sources", *table(columns, rows, width=width, indent="  ")]
+
+
+def _observed(records: Sequence[Mapping[str, Json]], width: int) -> list[str]:
+    """Return one row per input that the model's code was seen to read; traced functions are only counted."""
+    columns = (
+        Column("KIND"),
+        Column("NAME", elastic=True),
+        Column("VALUE", elastic=True),
+        Column("READ AT", elastic=True),
+    )
+    functions = sum(r.get("kind") == "function" for r in records)
+    rows = [
+        (
+            scalar(r.get("kind")),
+            ":".join(part for part in (str(r.get("anchor") or ""), scalar(r.get("name"))) if part),
+            "not there" if r.get("value") is None else scalar(r.get("value")),
+            scalar(r.get("where")),
+        )
+        for r in records
+        if r.get("kind") != "function"
+    ]
+    head = f"observed: {len(rows)} inputs, the code of {functions} functions"
+    return [head, *table(columns, rows, width=width, indent="  ")] if rows else [head]
 
 
 _NUMERICS = (

@@ -10,6 +10,7 @@ import typer
 
 from pwcc.cli import output
 from pwcc.cli.invocation import DebugOption, JsonOption
+from pwcc.cli.store_options import LayerOption, open_store
 
 
 def inspect(
@@ -17,14 +18,16 @@ def inspect(
     entry: Annotated[
         str | None, typer.Argument(metavar="[ENTRY]", help="The first hex digits of one entry's key.")
     ] = None,
+    layer: LayerOption = None,
     json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
     """List the entries of a cache directory, or show one in full."""
-    from pwcc.cache import inspection
-    from pwcc.cache.store import Store
+    from pwcc.cache import inspection, ownership
 
-    store = Store.open(directory)
+    store = open_store(directory, layer, layered=True)
+    for concern in (found for part in (store, *store.layers) for found in ownership.concerns(part.root)):
+        output.word(f"warning: loading from this cache needs --trust-dir: {concern}")
     if entry is None:
         from pwcc.cli.listing import listing_lines
 
@@ -37,8 +40,10 @@ def inspect(
 
     from pwcc.cli.choice import choose_entry
     from pwcc.cli.entry_view import entry_lines
+    from pwcc.cli.trust import trusted_names
 
-    detail = inspection.detail(store, choose_entry(store, entry))
+    ref = choose_entry(store, entry)
+    detail = inspection.detail(store, ref, trusted=trusted_names())
     if json:
         output.data_json(detail)
     else:

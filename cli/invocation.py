@@ -34,6 +34,16 @@ JsonOption = Annotated[
         "--json", help="Print JSON to stdout instead of text.", callback=_remember_json, is_eager=True
     ),
 ]
+TrustDirOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-dir", help="Use a cache that others than you and root could have written (PWCC_TRUST_DIR)."
+    ),
+]
+RequireSignatureOption = Annotated[
+    bool,
+    typer.Option("--require-signature", help="Use only entries that a trusted key signed (see pwcc trust)."),
+]
 DebugOption = Annotated[
     bool,
     typer.Option("--debug", help="Show tracebacks of errors.", callback=_remember_debug, is_eager=True),

@@ -10,7 +10,7 @@ import typer
 from pwcc.cache.errors import NumericsError
 from pwcc.cache.strict import Json
 from pwcc.cli import output, units
-from pwcc.cli.invocation import DebugOption, JsonOption
+from pwcc.cli.invocation import DebugOption, JsonOption, RequireSignatureOption, TrustDirOption
 from pwcc.cli.model_options import (
     ArgOption,
     ArgsFileOption,
@@ -20,8 +20,11 @@ from pwcc.cli.model_options import (
     ModelOption,
     ModelOptions,
     SeedOption,
+    TagOption,
     build_model,
 )
+from pwcc.cli.policy_options import EnvExcludeOption, EnvIncludeOption, given_policy
+from pwcc.cli.store_options import LayerOption
 
 if TYPE_CHECKING:
     from pwcc.compile.check import CheckReport
@@ -39,6 +42,9 @@ def load(
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Take the entry of this name, no other.")
     ] = None,
+    tag: TagOption = None,
+    env_include: EnvIncludeOption = None,
+    env_exclude: EnvExcludeOption = None,
     arg: ArgOption = None,
     args_file: ArgsFileOption = None,
     inputs: InputOption = None,
@@ -48,13 +54,19 @@ def load(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
+    require_signature: RequireSignatureOption = False,
+    trust_dir: TrustDirOption = False,
+    layer: LayerOption = None,
     json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
     """Load a model from a cache directory and print the receipt. Never compiles: a miss is exit code 3."""
-    from pwcc.cache.store import Store
+    from pwcc.cache.layers import find_layered, named, require_trust
 
-    Store.open(directory)  # a wrong path is said before torch is imported
+    # What is wrong with the directory is said before torch is imported.
+    below = named(layer or None)
+    hint = f"run: pwcc compile --model {model} --cache-dir {directory}"
+    require_trust(find_layered(directory, below, hint=hint), trust=trust_dir)
     options = ModelOptions(
         model=model,
         arg=arg or (),
@@ -69,8 +81,19 @@ def load(
     from pwcc.compile.inputs import make_inputs
     from pwcc.compile.load import load as load_entry
 
-    compiled = load_entry(ready.built.module, cache_dir=directory, profile=profile)
+    compiled = load_entry(
+        ready.built.module,
+        cache_dir=directory,
+        profile=profile,
+        tag=tag,
+        policy=given_policy(env_include, env_exclude),
+        require_signature=require_signature,
+        trust_dir=trust_dir,
+        layers=below,
+    )
     receipt = compiled.receipt
+    for line in receipt.damaged:
+        output.word(f"warning: an entry could not be used: {line}")
     checked = (
         compiled.check(lambda tokens: make_inputs(ready.specs, tokens, device=ready.device, seed=seed))
         if check

@@ -53,6 +53,10 @@ DeviceOption = Annotated[
 DtypeOption = Annotated[
     str | None, typer.Option("--dtype", metavar="DTYPE", help="Default dtype while the model is built.")
 ]
+TagOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Which part of a model with several this is; a load names the same."),
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random weights and inputs.")]
 
 

@@ -1,13 +1,17 @@
-"""Data to stdout, words to stderr; a reader that left early ends the program quietly."""
+"""Data to stdout, words to stderr; a reader that left early ends the program quietly.
+
+Text from a cache may hold anything, and a terminal obeys control characters: they are shown, not sent.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Final, TextIO
+from collections.abc import Iterable, Iterator, Mapping
+from typing import BinaryIO, Final, TextIO
 
 import typer
 
@@ -20,7 +24,7 @@ _CHUNK: Final = 32768
 
 def data(lines: Iterable[str]) -> None:
     """Print lines of text to stdout."""
-    _write(sys.stdout, "".join(f"{line}\n" for line in lines))
+    _write(sys.stdout, "".join(f"{visible(line)}\n" for line in lines))
 
 
 def data_json(value: Mapping[str, Json]) -> None:
@@ -28,9 +32,27 @@ def data_json(value: Mapping[str, Json]) -> None:
     _write(sys.stdout, json.dumps(value, indent=2) + "\n")
 
 
+@contextlib.contextmanager
+def binary() -> Iterator[BinaryIO]:
+    """Yield stdout for bytes; a reader that left early ends the program quietly, as for text."""
+    try:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        abandon(sys.stdout)
+        raise typer.Exit(BROKEN_PIPE) from None
+
+
 def word(text: str) -> None:
-    """Print one message to stderr."""
-    _write(sys.stderr, text + "\n")
+    """Print one message, of one line or more, to stderr."""
+    _write(sys.stderr, "\n".join(map(visible, text.split("\n"))) + "\n")
+
+
+def visible(text: str) -> str:
+    """Return one line with its control, formatting and unpaired surrogate characters written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
 
 
 def width() -> int:

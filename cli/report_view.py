@@ -11,7 +11,7 @@ from pwcc.cli import units
 from pwcc.cli.table import Column, facts, table
 
 if TYPE_CHECKING:
-    from pwcc.compile.report import CompilePlan, CompileReport
+    from pwcc.compile.report import CompilePlan, CompileReport, HitCheck
 
 SHORT_KEY: Final = 12
 _TIED: Final = "\N{NO-BREAK SPACE}"  # `wrap` breaks at ASCII spaces only
@@ -58,11 +58,28 @@ def report_lines(report: CompileReport, *, width: int) -> list[str]:
         else f"compiled {report.plan.model} for {report.plan.device}: entry {entry} ({units.seconds(total)})"
     )
     lines = [head, *facts([*_contents(report), ("path", str(report.path))])]
+    if report.verified is not None:
+        lines += ["", *verified_lines(report.verified)]
     if report.hit:
         return lines
     stages = [(stage, f"{value:.2f}") for stage, value in report.seconds.items()]
     columns = (Column("STAGE"), Column("SECONDS", right=True))
     return [*lines, "", *table(columns, stages, width=width, indent="  ")]
+
+
+def verified_lines(check: HitCheck) -> list[str]:
+    """Return what ``--verify-hit`` found: one line, or each part that differs with its first lines."""
+    blobs = units.count(check.compared, "blob")
+    if check.ok and not check.tuned:
+        return [f"verified: compiled again, all {blobs} are the same bytes"]
+    if check.ok:
+        return [f"verified: compiled again and tuned anew, programs and numbers agree ({blobs})"]
+    lines = [f"verify FAILED: {len(check.differences)} of {blobs} differ from what was compiled again"]
+    for difference in check.differences:
+        lines += [f"  {difference.what}", *(f"    {line}" for line in difference.lines)]
+    for what, error in check.errors.items():
+        lines.append(f"  {what}: the entry's numbers are off by {error:.3g} (relative)")
+    return lines
 
 
 def _contents(report: CompileReport) -> list[tuple[str, str]]:
@@ -74,6 +91,8 @@ def _contents(report: CompileReport) -> list[tuple[str, str]]:
         ("kernels", str(report.kernels)),
         ("bytes", units.bytes_(report.bytes)),
     ]
+    if not report.build_observed:
+        found.append(("build", "unobserved: what the model's construction read is not keyed"))
     if not report.hit:
         reused = f"{counters.piece_cache_hits} from the piece cache"
         found.insert(3, ("compiled", f"{counters.compiles}, {reused}, {counters.autotunes} tuned"))

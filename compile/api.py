@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from pwcc.cache.policy import TABLES_ONLY, Policy
 from pwcc.cache.store import default_root
 from pwcc.compile import precompile as stages
 from pwcc.compile.inputs import input_specs
@@ -34,6 +35,13 @@ def precompile(
     jobs: int | None = None,
     profile: str | None = None,
     frozen: bool = False,
+    tag: str | None = None,
+    verify_hit: bool = False,
+    policy: Policy = TABLES_ONLY,
+    require_signature: bool = False,
+    trust_dir: bool = False,
+    lock_timeout_s: float | None = None,
+    layers: Sequence[str | Path] | None = None,
     on_progress: OnProgress = silent,
 ) -> CompileReport:
     """Compile a live model into a cache directory, or find that it is there already.
@@ -56,6 +64,14 @@ def precompile(
         jobs: compile processes; None decides by cores, memory and work.
         profile: a name that ``load`` can ask for.
         frozen: raise ``CacheMiss`` instead of compiling.
+        tag: a name for this part of a model that has several, as ``encoder``; ``load`` takes the same.
+        policy: which environment variables are factors beside those of pwcc's own tables.
+        verify_hit: on a hit, compile once more in private and compare every byte: ``report.verified``.
+        require_signature: an entry that no trusted key signed is no hit, and no piece is used again.
+        trust_dir: use the directory although others than this user and root could have written it.
+        layers: cache directories to read below ``cache_dir``, upper first; never written. Default:
+            ``PWCC_LAYERS``.
+        lock_timeout_s: how long to wait for another process that compiles this model; None is without limit.
         on_progress: called with every step.
 
     Returns:
@@ -81,6 +97,12 @@ def precompile(
         jobs=jobs,
         profile=profile,
         frozen=frozen,
+        tag=tag,
+        verify_hit=verify_hit,
+        policy=policy,
+        require_signature=require_signature,
+        trust_dir=trust_dir,
+        lock_timeout_s=lock_timeout_s,
+        layers=layers,
         on_progress=on_progress,
-        build_observed=False,
     )

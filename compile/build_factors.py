@@ -17,10 +17,12 @@ from pathlib import Path
 import torch
 
 import pwcc
-from pwcc.cache import host, strict
+from pwcc.cache import host, observed, strict
 from pwcc.cache.environment import environment_factors
 from pwcc.cache.factors import Factor, FactorChange, FactorTree, diff
 from pwcc.cache.ids import FactorDigest, factor_digest
+from pwcc.cache.observed import ObservedInput
+from pwcc.cache.policy import TABLES_ONLY, Policy
 from pwcc.cache.sources import SourceRecord, record_code, record_file, source_factors
 from pwcc.compile.numeric_state import numeric_state
 from pwcc.compile.runtime.predicates import Predicate
@@ -37,6 +39,7 @@ _OWN_CODE = (
     "piece_graph.py",
     "split.py",
     "stitch.py",
+    "ops/decode_kernel.py",
 )
 
 # Factors that only a trace tells. A hit is found without them: the live model is checked against the
@@ -55,6 +58,7 @@ class BuildOptions:
     cpu_isa: str | None
     inputs: tuple[str, ...]
     profile: str | None
+    tag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,18 +79,24 @@ class BuildFactors:
             environment=self.environment, configuration=self.configuration, compiler=self.compiler
         )
         kept = FactorTree(
-            environment=recorded.environment,
+            environment=tuple(f for f in recorded.environment if not observed.is_observed_factor(f.name)),
             configuration=_without_trace(recorded.configuration),
             compiler=recorded.compiler,
         )
         return diff(kept, own)
 
-    def tree(self, records: Sequence[SourceRecord], traced: Mapping[str, object]) -> FactorTree:
+    def tree(
+        self,
+        records: Sequence[SourceRecord],
+        traced: Mapping[str, object],
+        inputs: Sequence[ObservedInput] = (),
+    ) -> FactorTree:
         """Return the entry's whole factor tree; ``traced`` holds the factors of ``TRACED``."""
+        seen = observed.factors(inputs)
         return FactorTree.of(
-            environment=self.environment,
+            environment={**self.environment, **seen["environment"]},
             configuration={**self.configuration, **{name: traced[name] for name in TRACED}},
-            sources=source_factors(records),
+            sources={**source_factors(records), **seen["sources"]},
             compiler=self.compiler,
         )
 
@@ -96,15 +106,20 @@ def _without_trace(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
 
 
 def build_factors(
-    options: BuildOptions, target: Target, identity: str, args: Mapping[str, object]
+    options: BuildOptions,
+    target: Target,
+    identity: str,
+    args: Mapping[str, object],
+    policy: Policy = TABLES_ONLY,
 ) -> BuildFactors:
     """Read the factors of a compile in this process, now. Takes milliseconds; imports no compiler."""
     return BuildFactors(
-        environment=dict(environment_factors(os.environ)),
+        environment=dict(policy.factors(os.environ)),
         configuration={
             "model": identity,
             "model arguments": portable_args(args),
             "options": asdict(options),
+            "environment policy": policy.to_json(),
         },
         compiler=compiler_factors(target),
     )
@@ -190,36 +205,42 @@ def sealing_options(
 
 
 def source_records(
-    codes: Iterable[types.CodeType], modules: Iterable[types.ModuleType] = ()
+    codes: Iterable[types.CodeType], modules: Iterable[types.ModuleType] = (), files: Iterable[str] = ()
 ) -> tuple[SourceRecord, ...]:
     """Return one record per traced file, one per code object without a file, one per file of ``modules``.
 
+    ``files`` are further Python files of loaded modules, as those that registered operators.
+
     torch's own files are covered by its version and git hash, Python's by its version.
     """
-    names = _module_names()
+    names = module_names()
     found: dict[str, SourceRecord] = {}
     for code in codes:
         filename = code.co_filename
         real = os.path.realpath(filename)
-        if _is_covered(real) or filename.startswith("<frozen"):
+        if is_covered(real) or filename.startswith("<frozen"):
             continue
         if Path(real).is_file():
             if real not in found:
                 found[real] = record_file(names.get(real, Path(real).stem), Path(filename))
-        elif not _is_generated(code):
-            record = record_code(_owner(code) or "__main__", code)
+        elif not is_generated(code):
+            record = record_code(owner_of_code(code) or "__main__", code)
             found[f"{record.module}:{record.path}:{record.digest}"] = record
     for module in modules:
         file = getattr(module, "__file__", None)
         real = os.path.realpath(file) if file else ""
         if not file or not Path(file).is_absolute():  # torch.ops and the like are modules without a file
             continue
-        if real.endswith(".py") and Path(real).is_file() and real not in found and not _is_covered(real):
+        if real.endswith(".py") and Path(real).is_file() and real not in found and not is_covered(real):
             found[real] = record_file(names.get(real, module.__name__), Path(file))
+    for name in files:
+        real = os.path.realpath(name)
+        if Path(real).is_file() and real not in found and not is_covered(real):
+            found[real] = record_file(names.get(real, Path(real).stem), Path(name))
     return tuple(sorted(found.values()))
 
 
-def _is_covered(real: str) -> bool:
+def is_covered(real: str) -> bool:
     """Tell whether a file is torch's, or the standard library's and no installed package's."""
     if real.startswith(str(Path(torch.__file__).resolve().parent) + os.sep):
         return True
@@ -261,7 +282,8 @@ def _names_in(value: object) -> Iterator[str]:
             yield from _names_in(item)
 
 
-def _module_names() -> dict[str, str]:
+def module_names() -> dict[str, str]:
+    """Return the loaded modules' names by the real path of their files; a script's own name only at last."""
     names: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -273,12 +295,12 @@ def _module_names() -> dict[str, str]:
     return names
 
 
-def _is_generated(code: types.CodeType) -> bool:
+def is_generated(code: types.CodeType) -> bool:
     """Tell whether the standard library generated a function from a class that is a source itself."""
     return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__.")
 
 
-def _owner(code: types.CodeType) -> str | None:
+def owner_of_code(code: types.CodeType) -> str | None:
     """Return the loaded module whose namespace holds a code object."""
     from pwcc.cache.code_digest import find_code
 

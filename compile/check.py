@@ -12,9 +12,11 @@ from torch import nn
 
 from pwcc.cache import strict
 from pwcc.cache.errors import CorruptEntry
+from pwcc.compile.decode_check import decode_errors
 from pwcc.compile.numerics import NumericsRecord, recheck
 from pwcc.compile.piece_graph import PieceGraph
 from pwcc.compile.runtime import program_code
+from pwcc.compile.runtime.decode import DecodeKernels
 from pwcc.compile.runtime.samples import relative_error
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def check(
 ) -> CheckReport:
     """Re-run the recorded checks; see :meth:`CompiledModel.check`."""
     _compare_programs(compiled)
-    rows = _piece_rows(compiled)
+    rows = _piece_rows(compiled) + _decode_rows(compiled)
     if inputs_for is not None:
         rows += _model_rows(compiled, model, inputs_for)
     return CheckReport(tuple(rows))
@@ -121,6 +123,16 @@ def _piece_rows(compiled: CompiledModel) -> list[CheckRow]:
                     error = recheck(graph, record, compiled.device, call)
                     rows.append(CheckRow(f"piece {index} {kind}", record.size, error, record.tolerance))
     return rows
+
+
+def _decode_rows(compiled: CompiledModel) -> list[CheckRow]:
+    kernel = compiled.attention_kernel
+    if not isinstance(kernel, DecodeKernels):
+        return []
+    return [
+        CheckRow(f"decode attention {form[0]} {form[1]}/{form[2]}x{form[3]}", 1, error, tolerance)
+        for form, error, tolerance in decode_errors(kernel, compiled.device)
+    ]
 
 
 def _parse_records(value: object, where: str) -> tuple[tuple[NumericsRecord, ...], ...]:

@@ -12,6 +12,7 @@ from torch import nn
 from pwcc.cache.errors import ArgumentError, CacheMiss, SizeError
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.manifest import Manifest
+from pwcc.compile.ops.paged_attention import paged_attention
 from pwcc.compile.runtime.calling import Binder, CallingConvention
 from pwcc.compile.runtime.held import Replaced, bind_weights, named_tensors
 from pwcc.compile.runtime.piece import LoadedPiece
@@ -20,6 +21,7 @@ from pwcc.compile.runtime.targets import resolve_target
 
 if TYPE_CHECKING:
     from pwcc.compile.check import CheckReport
+    from pwcc.compile.ops.forward_context import AttentionKernel
     from pwcc.compile.receipt import LoadReceipt
 
 Run = Callable[[Sequence[torch.Tensor], tuple[int, ...]], tuple[Any, ...]]
@@ -51,13 +53,16 @@ class LoadedProgram:
     weights: list[torch.Tensor] = field(default_factory=list)
     by_size: dict[int, Run] = field(default_factory=dict)
 
-    def select(self, size: int) -> Run:
-        """Return the program bound for a size: the static variant, else the tightest range that holds it."""
+    def variant(self, size: int) -> LoadedVariant:
+        """Return what serves a size: the static variant, else the tightest range that holds it."""
         fitting = [v for v in self.variants if v.low <= size <= v.high and v.run is not None]
         if not fitting:
             raise SizeError(f"size {size} is outside the compiled variants of [{self.low}, {self.high}]")
-        best = min(fitting, key=lambda v: (not v.static, v.high - v.low))
-        run = best.run
+        return min(fitting, key=lambda v: (not v.static, v.high - v.low))
+
+    def select(self, size: int) -> Run:
+        """Return the program bound for a size; see :meth:`variant`."""
+        run = self.variant(size).run
         if run is None:  # not reachable: filtered above
             raise SizeError(f"no program is bound for size {size}")
         self.by_size[size] = run
@@ -81,16 +86,22 @@ class CompiledModel:
         manifest: Manifest,
         programs: Sequence[LoadedProgram],
         read_blob: Callable[[BlobDigest], bytes],
+        attention_kernel: AttentionKernel | None = None,
+        hold: object = None,
     ) -> None:
         self._model = model
         self._device = device
         self._programs = tuple(programs)
         self._cuda = device.type == "cuda"
         self._autocast = torch.is_autocast_enabled(device.type)
+        self._without_grad = any(item.kind == "mode" and item.name == "grad" for item in manifest.observed)
         self.manifest = manifest
         self.read_blob = read_blob
+        self.attention_kernel = attention_kernel or paged_attention
+        self._hold = hold  # marks the entry as in use for as long as this model lives
         self._receipt: LoadReceipt | None = None
         self._replaced = Replaced()
+        self._bindings = 0
         self.rebind()
 
     @property
@@ -115,6 +126,32 @@ class CompiledModel:
         """The loaded programs, for capture and inspection."""
         return self._programs
 
+    @property
+    def bindings(self) -> int:
+        """How often weights were bound; what was captured holds for one binding."""
+        return self._bindings
+
+    @property
+    def stale(self) -> bool:
+        """Whether a bound tensor is gone from the process, so that the next call binds again."""
+        return self._replaced.noticed
+
+    def live_weights(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that the module holds now, by name; walks the whole module."""
+        return dict(named_tensors(self._model))
+
+    def program_at(self, size: int) -> LoadedProgram:
+        """Return the program that answers a token count.
+
+        Raises:
+            SizeError: it is outside the compiled range.
+        """
+        for program in self._programs:
+            if program.low <= size <= program.high:
+                return program
+        low, high = min(p.low for p in self._programs), max(p.high for p in self._programs)
+        raise SizeError(f"size {size} is outside the compiled range [{low}, {high}]")
+
     def rebind(self) -> None:
         """Bind the weights that the module holds now.
 
@@ -131,6 +168,7 @@ class CompiledModel:
         bound = [bind_weights(held, program.calling.weights, self._device) for program in self._programs]
         if self._receipt is not None:  # the first binding follows the same checks in load
             self._require_predicates()
+        self._bindings += 1
         names = {weight.names[0] for program in self._programs for weight in program.calling.weights}
         self._replaced.watch(held[name] for name in names)
         for program, weights in zip(self._programs, bound, strict=True):
@@ -156,6 +194,21 @@ class CompiledModel:
         Raises:
             CallError: see the class.
         """
+        program, tensors, sizes = self.bind(args, kwargs)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                outputs = self._run(program, tensors, sizes)
+        else:
+            outputs = self._run(program, tensors, sizes)
+        return program.output(outputs, tensors, program.weights)
+
+    def bind(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[LoadedProgram, list[torch.Tensor], tuple[int, ...]]:
+        """Check one call as :meth:`__call__` does, and run nothing.
+
+        Returns the program that answers it, its tensor arguments in signature order, and its sizes.
+        """
         if self._replaced.noticed:
             self.rebind()
         if torch.is_autocast_enabled(self._device.type) is not self._autocast:
@@ -169,17 +222,18 @@ class CompiledModel:
             program = self._program_for(args, kwargs)
         tensors, sizes = program.binder.bind(args, kwargs)
         if torch.is_grad_enabled():
+            if self._without_grad:
+                raise ArgumentError(
+                    "the model branches on the grad mode, and was compiled for calls without gradients",
+                    hint="call under torch.no_grad() or torch.inference_mode()",
+                )
             for tensor in tensors:
                 if tensor.requires_grad:
                     raise ArgumentError(
                         "an argument requires gradients; compiled pieces are for inference only",
                         hint="call under torch.no_grad(), or detach it",
                     )
-            with torch.no_grad():
-                outputs = self._run(program, tensors, sizes)
-        else:
-            outputs = self._run(program, tensors, sizes)
-        return program.output(outputs, tensors, program.weights)
+        return program, tensors, sizes
 
     def _run(
         self, program: LoadedProgram, tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from torch import nn
 
 from pwcc.compile.guard_table import Covered, is_compiler_module
+from pwcc.compile.runtime.hooks import ALL_HOOK_TABLES
 from pwcc.compile.runtime.paths import LOST, Roots, Step, getter
 from pwcc.compile.runtime.portable import NotPortable
 from pwcc.compile.torch_private.guards import describe_key, module_of_alias
@@ -96,10 +97,13 @@ class Places:
         raise NotPortable("an object that Dynamo installed as a global")
 
     def _keyed(self, root: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        """Look dictionary values up by key where a guard names a position, if the key is a plain value."""
+        """Look dictionary values up by key where a guard names a position, if the key is a plain value.
+
+        A hook stays a position: its key counts the hooks of the whole process.
+        """
         out: list[Step] = []
         for step in steps:
-            if step[0] == "value_at" and len(step) == 2:
+            if step[0] == "value_at" and len(step) == 2 and not hook_table(out):
                 holder = self.value(root, out)
                 key = list(dict.keys(holder))[int(step[1])] if isinstance(holder, dict) else None
                 described = describe_key(key)
@@ -108,6 +112,14 @@ class Places:
                     continue
             out.append(step)
         return tuple(out)
+
+
+def hook_table(steps: Sequence[Step]) -> bool:
+    """Tell whether a path ends at a table of hooks by id, of one module or of the process."""
+    if not steps or steps[-1][0] not in ("attr", "plain_attr"):
+        return False
+    name = str(steps[-1][-1])
+    return name in ALL_HOOK_TABLES or name.replace("_global", "", 1) in ALL_HOOK_TABLES
 
 
 def _submodule(steps: tuple[Step, ...]) -> tuple[str, tuple[Step, ...]]:

@@ -2,7 +2,8 @@
 
 No guard is thrown away: each becomes a predicate, or is covered by a check that is named here, or is
 refused by name. A type that is not listed is refused, and a test compares this table with the
-installed torch. Types of torch 2.11.0 and 2.13.0; those of one version only are marked.
+installed torch. It covers the guard types of torch 2.11.0, 2.12.0, 2.13.0 and 2.14.0; what not all of
+them have stands in :data:`SINCE`. ``docs/guards.md`` shows it to users; a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Covered(Enum):
     TREE = "model tree: dtype, shape, layout and ties of parameters, buffers and tensor attributes"
     BUILTIN = "Python's own built-ins: the Python version"
     COMPILER = "the compiler's own code, absent from a serving host: the torch version"
+    HOOKS = "the hooks of a module: one predicate on all of them in order, without their ids"
     REGISTRY = "a registry filled by whatever models the process has built: the rows used are predicates"
 
 
@@ -56,7 +58,7 @@ GUARDS: dict[str, Form | Covered | Refused] = {
     "EQUALS_MATCH": Form.VALUE,
     "BOOL_MATCH": Form.VALUE,
     "NONE_MATCH": Form.VALUE,
-    "CONSTANT_SUBCLASS_MATCH": Form.CONSTANT_SUBCLASS,  # 2.13
+    "CONSTANT_SUBCLASS_MATCH": Form.CONSTANT_SUBCLASS,
     "NOT_NONE_MATCH": Form.NOT_NONE,
     # identity
     "ID_MATCH": Form.IDENTITY,
@@ -73,8 +75,8 @@ GUARDS: dict[str, Form | Covered | Refused] = {
     "MAPPING_KEYS_CHECK": Form.KEYS,
     "DICT_CONTAINS": Form.CONTAINS,
     "SET_CONTAINS": Form.CONTAINS,
-    "DICT_NOT_CONTAINS": Form.EXCLUDES,  # 2.13; 2.11 has DICT_CONTAINS with invert
-    "SET_NOT_CONTAINS": Form.EXCLUDES,  # 2.13
+    "DICT_NOT_CONTAINS": Form.EXCLUDES,
+    "SET_NOT_CONTAINS": Form.EXCLUDES,
     "HASATTR": Form.ATTRIBUTE,
     "NOT_PRESENT_IN_GENERIC_DICT": Form.LACKS_OWN,
     "EMPTY_NN_MODULE_HOOKS_DICT": Form.EMPTY_HOOKS,
@@ -95,14 +97,25 @@ GUARDS: dict[str, Form | Covered | Refused] = {
     "DTENSOR_SPEC_MATCH": Refused("distributed tensors are not sealed"),
     "TENSOR_SUBCLASS_METADATA_MATCH": Refused("tensor subclasses carry metadata that has no portable form"),
     "DISPATCH_KEY_SET_MATCH": Refused("dispatch keys differ between builds of torch"),
-    "FAKE_SCRIPT_TYPE_MATCH": Refused("script objects have no portable form"),  # 2.13
+    "COW_TENSOR_MATCH": Refused("whether a tensor is copied on write exists in one process only"),
+    "FAKE_SCRIPT_TYPE_MATCH": Refused("script objects have no portable form"),
     "OPAQUE_OBJ_GUARD_FN_MATCH": Refused("opaque objects have no portable form"),
     "DICT_VERSION": Refused("a dictionary's version exists in one process only"),
     "WEAKREF_ALIVE": Refused("a weak reference exists in one process only"),
     "TUPLE_ITERATOR_LEN": Refused("an iterator is used up by one call"),
     "RANGE_ITERATOR_MATCH": Refused("an iterator is used up by one call"),
-    "COUNT_ITERATOR_MATCH": Refused("an iterator is used up by one call"),  # 2.13
+    "COUNT_ITERATOR_MATCH": Refused("an iterator is used up by one call"),
 }
+
+SINCE: dict[str, str] = {
+    "CONSTANT_SUBCLASS_MATCH": "2.12",
+    "COUNT_ITERATOR_MATCH": "2.12",
+    "DICT_NOT_CONTAINS": "2.12",  # 2.11 has DICT_CONTAINS with invert
+    "SET_NOT_CONTAINS": "2.12",
+    "FAKE_SCRIPT_TYPE_MATCH": "2.13",
+    "COW_TENSOR_MATCH": "2.14",
+}
+"""The first supported torch that has a guard type, where that is not the oldest one."""
 
 COMPILER_MODULES = (
     "torch._dynamo",
@@ -126,3 +139,17 @@ REGISTRIES = (
 def is_compiler_module(name: str) -> bool:
     """Tell whether a module belongs to the compiler."""
     return any(name == prefix or name.startswith(prefix + ".") for prefix in COMPILER_MODULES)
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Return the table for people, in its own order: guard type, how it is carried, since which torch."""
+    found = []
+    for name, carried in GUARDS.items():
+        if isinstance(carried, Refused):
+            text = f"refused: {carried.reason}"
+        elif isinstance(carried, Covered):
+            text = f"covered by {carried.value}"
+        else:
+            text = f"predicate: {carried.value}"
+        found.append((name, text, SINCE.get(name, "2.11")))
+    return found

@@ -13,47 +13,38 @@ from pwcc.cache.ids import LookupKey
 from pwcc.cache.manifest import Manifest
 from pwcc.cache.store import Store
 from pwcc.compile.build_factors import BuildFactors
-from pwcc.compile.load import reject
+from pwcc.compile.eligibility import reject
 from pwcc.compile.report import CompileCounters, CompilePlan, CompileReport, PlannedPiece
 from pwcc.compile.request import Request
 from pwcc.compile.target import host_facts
 
 NO_DUMP = "--dump wrote nothing: the entry was there already, use --dry-run --dump or another --cache-dir"
-MAX_CHANGES = 3  # factors shown of one entry
 
 
 def find_entry(
     store: Store, model: nn.Module, request: Request, key: LookupKey, build: BuildFactors
-) -> tuple[tuple[Manifest, Path] | None, tuple[str, ...]]:
+) -> tuple[Manifest, Path] | None:
     """Find an entry that was made from the same factors and still fits the live model.
 
-    Returns the entry, or None; and why each entry under the lookup key was not it.
+    Why there is none is a question of its own: see :func:`pwcc.compile.explain.explain_compile`.
     """
     facts = host_facts(request.target)
-    reasons: list[str] = []
     for ref in store.candidates(key):
         try:
             manifest = store.read_manifest(ref)
             recorded = FactorTree.from_json(strict.loads(store.read_blob(manifest.factors), where="factors"))
-        except StoreError as error:
-            reasons.append(f"{ref.entry_key[:12]}: {error.message}")
+        except StoreError:
             continue
-        changes = build.changes(recorded)
-        rejection = reject(store, model, manifest, facts)
-        if changes:
-            more = f" (and {len(changes) - MAX_CHANGES} more)" if len(changes) > MAX_CHANGES else ""
-            shown = "; ".join(str(change) for change in changes[:MAX_CHANGES])
-            reasons.append(f"{ref.entry_key[:12]}: {shown}{more}")
-        elif rejection is not None:
-            reasons.append(str(rejection))
-        elif not _is_whole(store, manifest):
-            reasons.append(f"{ref.entry_key[:12]}: a blob is missing or damaged")
-        else:
-            return (manifest, ref.path), ()
-    return None, tuple(reasons)
+        if (
+            build.matches(recorded)
+            and reject(store, model, manifest, facts) is None
+            and is_whole(store, manifest)
+        ):
+            return manifest, ref.path
+    return None
 
 
-def _is_whole(store: Store, manifest: Manifest) -> bool:
+def is_whole(store: Store, manifest: Manifest) -> bool:
     """Verify every blob: a damaged one makes this a compile, which writes it again."""
     try:
         for digest in manifest.blobs:
@@ -107,5 +98,6 @@ def hit_report(
         seconds={"total": seconds},
         bytes=sum(manifest.blobs.values()),
         kernels=manifest.counts.get("kernels", 0),
+        build_observed=manifest.build_observed,
         warnings=(*plan.warnings(), *([] if dump is None else [NO_DUMP])),
     )

@@ -11,13 +11,16 @@ from pathlib import Path
 
 from torch import nn
 
+from pwcc.cache.failpoints import failpoint
 from pwcc.cache.ids import FactorDigest, LookupKey
 from pwcc.cache.store import Store
 from pwcc.compile import build_factors
 from pwcc.compile.build_factors import BuildFactors
 from pwcc.compile.dump import dump_pieces, dump_program
 from pwcc.compile.entry import CountingBlobs, EntryWriter, Results
+from pwcc.compile.frozen import Frozen
 from pwcc.compile.lowering_guards import excluded_sizes, require_covered
+from pwcc.compile.observation import Observation
 from pwcc.compile.piece_cache import PieceCache
 from pwcc.compile.piece_compiler import PieceResult, PieceTask
 from pwcc.compile.predicates import collect
@@ -27,6 +30,7 @@ from pwcc.compile.request import Request
 from pwcc.compile.runtime.predicates import Predicate, PredicateSet
 from pwcc.compile.split import PieceStep
 from pwcc.compile.tracing import Traced, make_plan, piece_names, stitch_of, trace_all, trace_one
+from pwcc.compile.witness import Witness
 from pwcc.compile.workers import default_jobs, run_tasks
 
 
@@ -40,17 +44,21 @@ class Job:
         model: nn.Module,
         request: Request,
         build: BuildFactors,
+        frozen: Frozen,
         on_progress: OnProgress,
         jobs: int | None,
         dump: Path | None,
+        observation: Observation | None = None,
     ) -> None:
         self._store = store
         self._model = model
         self._request = request
         self._build = build
+        self._frozen = frozen
         self._tell = on_progress
         self._jobs = jobs
         self._dump = dump
+        self._witness = Witness(model, request, observation)
         self._counters = CompileCounters()
         self._seconds: dict[str, float] = {}
         self._predicates: list[Predicate] = []
@@ -70,14 +78,19 @@ class Job:
         with self._stage("trace"):
             traced = trace_all(self._model, self._request)
             self._collect(traced)
+            self._witness.watch(traced)
+        failpoint("compile.traced")
         with self._stage("split"):
             plan = make_plan(self._model, self._request, traced)
         with tempfile.TemporaryDirectory(prefix="pwcc-") as scratch, self._stage("compile"):
             traced, results = self._compile(traced, Path(scratch))
+        failpoint("compile.compiled")
         plan = make_plan(self._model, self._request, traced)
         self._count_plan(traced, plan)
         self._seconds["tune"] = sum(result.tune_seconds for result in results.values())
         with self._stage("publish"):
+            self._frozen.verify()
+            seen = self._witness.testify(traced, self._predicates, key)
             writer = EntryWriter(
                 store=self._store,
                 model=self._model,
@@ -85,14 +98,13 @@ class Job:
                 build=self._build,
                 traced=traced,
                 results=results,
-                predicates=PredicateSet.of(self._predicates),
-                sources=build_factors.source_records(
-                    [code for item in traced for code in item.trace.traced_code],
-                    build_factors.named_modules(self._predicates),
-                ),
+                predicates=PredicateSet.of(seen.predicates),
+                sources=seen.sources,
+                inputs=seen.inputs,
             )
             manifest = writer.manifest(key, tree_digest)
             publication = self._store.publish(manifest)
+            failpoint("compile.published")
         self._seconds["total"] = time.perf_counter() - started
         return CompileReport(
             hit=False,
@@ -104,7 +116,8 @@ class Job:
             seconds=self._seconds,
             bytes=sum(manifest.blobs.values()),
             kernels=manifest.counts["kernels"],
-            warnings=plan.warnings(),
+            warnings=(*plan.warnings(), *seen.warnings),
+            build_observed=manifest.build_observed,
         )
 
     def _collect(self, traced: Sequence[Traced]) -> None:
@@ -185,6 +198,7 @@ class Job:
             nonlocal done
             done += 1
             task = tasks[missing[index]]
+            self._frozen.verify()
             cache.put(task, result)  # at once, so that a compile that fails later need not repeat it
             self._tell(Progress("compile", done, total, f"{task.name} {task.variant}"))
 

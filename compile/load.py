@@ -4,49 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import nn
 
-from pwcc.cache import sources
-from pwcc.cache.errors import CacheMiss, CorruptEntry, HostMismatch, PwccError, StoreError
+from pwcc.cache import last_use
+from pwcc.cache.errors import CorruptEntry, PwccError, StoreError
 from pwcc.cache.factors import FactorTree, lookup_key
-from pwcc.cache.ids import BlobDigest, FactorDigest, LookupKey
+from pwcc.cache.ids import FactorDigest, LookupKey
+from pwcc.cache.layers import find_layered, require_trust
+from pwcc.cache.layers import named as named_layers
 from pwcc.cache.manifest import Manifest
-from pwcc.cache.requirements import unmet
-from pwcc.cache.sealed import SealedPiece
+from pwcc.cache.policy import Policy
 from pwcc.cache.store import EntryRef, Store, default_root
+from pwcc.cache.trust import restrict
+from pwcc.compile.candidates import (
+    Candidates,
+    Failure,
+    Wanted,
+    judge,
+    quarantined,
+    read_manifests,
+    set_aside,
+    vanished,
+)
 from pwcc.compile.compiled_model import Bind, CompiledModel, LoadedProgram, LoadedVariant
-from pwcc.compile.model_tree import identity, model_tree
+from pwcc.compile.here import Here
+from pwcc.compile.model_tree import model_tree
 from pwcc.compile.numeric_state import numeric_state
+from pwcc.compile.reader import EntryReader
 from pwcc.compile.receipt import LoadObserver
-from pwcc.compile.runtime import program_code
 from pwcc.compile.runtime.calling import Binder, CallingConvention, build_output
-from pwcc.compile.runtime.hooks import global_hooks
+from pwcc.compile.runtime.decode import DecodeKernels
 from pwcc.compile.runtime.piece import PieceLoader
-from pwcc.compile.runtime.predicates import PredicateSet
 from pwcc.compile.signature import signature_facts
-from pwcc.compile.target import Target, device_of, host_facts, lookup_factors, target_of
-
-MAX_LISTED = 5  # entries named when none is of this model
-MAX_NEAREST = 1000  # entries looked at to explain a miss
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """Why one candidate was not taken; ``host`` tells that only the host stands in the way."""
-
-    entry: str
-    reason: str
-    host: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.entry[:12]}: {self.reason}"
+from pwcc.compile.target import Target, check_tag, device_of, host_facts, lookup_factors, target_of
 
 
 def load(
@@ -55,6 +51,12 @@ def load(
     cache_dir: str | Path | None = None,
     profile: str | None = None,
     entry: str | None = None,
+    tag: str | None = None,
+    policy: Policy | None = None,
+    require_signature: bool = False,
+    trust_dir: bool = False,
+    layers: Sequence[str | Path] | None = None,
+    track_use: bool = False,
 ) -> CompiledModel:
     """Load the entry of a cache directory that fits a live model on this host.
 
@@ -63,284 +65,140 @@ def load(
         cache_dir: the cache directory; default is the user's cache directory for pwcc.
         profile: take only entries compiled with ``--profile`` of this name.
         entry: take only entries whose key starts with this.
+        tag: the name of this part of a model, as it was compiled; without one, only entries without one.
+        policy: take only entries compiled under this environment policy; by default each entry's own applies,
+            which it records.
+        require_signature: take only entries that a trusted key signed (see :mod:`pwcc.cache.trust`), which
+            is found out before a blob is opened. ``PWCC_REQUIRE_SIGNATURE=1`` asks for it, too.
+        trust_dir: load although others than this user and root could have written the directory; so does
+            ``PWCC_TRUST_DIR`` (``1``, or directories separated by ``:``).
+        layers: cache directories to read below ``cache_dir``, upper first, such as an image's; nothing is
+            written to them, and ``cache_dir`` may then be empty or absent. Default: ``PWCC_LAYERS``.
+        track_use: record for ``pwcc gc``, after the measured load, that the entry is used now; so does
+            ``PWCC_TRACK_USE=1``. Best effort.
 
     Returns:
-        The compiled model, whose ``receipt`` holds what loading did and took.
+        The compiled model, whose ``receipt`` holds what loading did and took. An entry whose files are
+        damaged is passed over for the next one: ``receipt.damaged`` and a logged warning say so, and it is
+        set aside where this user owns the directory.
 
     Raises:
-        CacheMiss: no entry fits; says why each candidate was not taken.
+        CacheMiss: no entry fits, or the directory is empty or absent; says why each candidate was not taken,
+            damaged ones included.
         HostMismatch: an entry fits the model, but this host lacks something that it requires.
-        NotAStore: ``cache_dir`` is not a pwcc cache directory.
-        CorruptEntry: the entry's files are not what its manifest says.
+        NotAStore: ``cache_dir`` holds something else than a pwcc cache.
+        UntrustedStore: others could have written the directory; see ``trust_dir``.
+        StoreError: files cannot be read now (an I/O error, too many open files).
+        SigningUnavailable: a signature is required, and ``cryptography`` is not installed.
     """
     root = default_root() if cache_dir is None else Path(cache_dir)
     with _collector_paused(), LoadObserver() as observer:
         with observer.step("lookup"):
-            store = Store.open(root)
+            hint = f"run: pwcc compile --model ... --cache-dir {root}"
+            store = find_layered(root, named_layers(layers), hint=hint)
+            by_name = require_trust(store, trust=trust_dir)
+            restrict(store, require_signature)
             target = target_of(device_of(model))
-            key, tree_digest = lookup(model, target)
-        with observer.step("candidates"):
-            candidates = _candidates(store, key, profile, entry)
-        with observer.step("eligibility"):
-            ref, manifest = _choose(store, model, target, candidates, key, tree_digest, root)
-        reader = _Reader(store, ref)
-        with observer.step("blobs"):
-            reader.fetch(manifest)
-        with observer.step("pieces"), _fitting(ref):
-            programs = _load_programs(manifest, reader, target.device)
-        with observer.step("bind"), _fitting(ref):
-            compiled = CompiledModel(model, target.device, manifest, programs, store.read_blob)
-        receipt = observer.receipt(
-            entry_key=manifest.entry_key,
-            blobs=reader.count,
-            bytes=reader.size,
-            pieces=sum(len(program.unique) for program in manifest.programs),
-            variants=sum(len(program.variants) for program in manifest.programs),
-        )
-    compiled._receipt = receipt
-    return compiled
+            key, _ = lookup(model, target, tag)
+        wanted = Wanted(key, profile, entry, trusted=False, by_name=by_name, policy=policy)
+        loaded, found = _load_best(store, model, wanted, target, observer)
+        if loaded is None and vanished(found.failures):  # replaced or collected meanwhile: look again, once
+            loaded, found = _load_best(store, model, wanted, target, observer)
+    damaged = set_aside(store, found.failures)  # after the measured block, and only where there is damage
+    if loaded is None:
+        raise _no_entry(store, Here.now(model, target, tag=tag), found)
+    receipt = observer.receipt(
+        entry_key=loaded.manifest.entry_key,
+        blobs=loaded.blobs,
+        bytes=loaded.bytes,
+        pieces=sum(len(program.unique) for program in loaded.manifest.programs),
+        variants=sum(len(program.variants) for program in loaded.manifest.programs),
+    )
+    loaded.compiled._receipt = replace(receipt, damaged=damaged)
+    last_use.record(store, loaded.manifest.entry_key, asked=track_use)
+    return loaded.compiled
 
 
-def lookup(model: nn.Module, target: Target) -> tuple[LookupKey, FactorDigest]:
-    """Return the lookup key of a live model on a target, and its model tree's digest."""
+def lookup(model: nn.Module, target: Target, tag: str | None = None) -> tuple[LookupKey, FactorDigest]:
+    """Return the lookup key of a live model on a target under a tag, and its model tree's digest.
+
+    Raises:
+        UsageError: a tag that is no plain name.
+    """
     tree_digest = model_tree(model).digest()
-    factors = lookup_factors(tree_digest, target, numeric_state(), signature_facts(model))
+    factors = lookup_factors(tree_digest, target, numeric_state(), signature_facts(model), check_tag(tag))
     return lookup_key(FactorTree.of(configuration=factors)), tree_digest
 
 
-Candidate = tuple[EntryRef, Manifest | PwccError]
+@dataclass(frozen=True)
+class _Loaded:
+    """A loaded entry, bound to the live model, and what reading it took."""
+
+    compiled: CompiledModel
+    manifest: Manifest
+    blobs: int
+    bytes: int
 
 
-def _candidates(store: Store, key: LookupKey, profile: str | None, entry: str | None) -> list[Candidate]:
-    """Return the entries under a lookup key: the manifest, or why it is not taken whatever it holds."""
-    found: list[Candidate] = []
-    for ref in store.candidates(key):
-        if entry is not None and not ref.entry_key.startswith(entry):
-            found.append((ref, CacheMiss(f"entry: expected a key that starts with {entry!r}")))
-            continue
+def _load_best(
+    store: Store, model: nn.Module, wanted: Wanted, target: Target, observer: LoadObserver
+) -> tuple[_Loaded | None, Candidates]:
+    """Load the best eligible entry whose files are whole; None, and why, where there is none."""
+    with observer.step("candidates"):
+        found, manifests = read_manifests(store, wanted)
+    with observer.step("eligibility"):
+        judge(store, model, manifests, found, host_facts(target))
+    for ref, manifest in found.eligible:
         try:
-            manifest = store.read_manifest(ref)
+            return _load_entry(store, model, ref, manifest, target, observer), found
         except StoreError as error:
-            found.append((ref, error))
-            continue
-        if profile is None or manifest.profile == profile:
-            found.append((ref, manifest))
-        else:
-            found.append((ref, CacheMiss(f"profile: expected {profile!r}, got {manifest.profile!r}")))
-    return found
+            found.failures.append(Failure(ref, error))
+    return None, found
 
 
-def _choose(
-    store: Store,
-    model: nn.Module,
-    target: Target,
-    candidates: Sequence[Candidate],
-    key: LookupKey,
-    tree_digest: FactorDigest,
-    root: Path,
-) -> tuple[EntryRef, Manifest]:
-    """Return the best eligible candidate, or raise with every candidate's reason.
+def _no_entry(store: Store, here: Here, found: Candidates) -> PwccError:
+    """Return the error of a load that found nothing: a miss, or what kept the files from being read."""
+    from pwcc.compile.explain import miss  # costs nothing where an entry was found
 
-    Policy: most static sizes, then tuned over untuned, then the newest published.
+    for failure in found.failures:
+        if not isinstance(failure.error, CorruptEntry):  # no miss: compiling again would not help
+            return failure.error
+    reasons = [*found.rejections, *(failure.rejection() for failure in found.failures)]
+    return miss(here, store, reasons or quarantined(store, here.lookup_key))
+
+
+def _load_entry(
+    store: Store, model: nn.Module, ref: EntryRef, manifest: Manifest, target: Target, observer: LoadObserver
+) -> _Loaded:
+    """Load one entry.
+
+    Raises:
+        StoreError: its files cannot be read, are damaged, or do not fit together.
+        CacheMiss: its weights are not those of the live model.
     """
-    rejections: list[Rejection] = []
-    eligible: list[tuple[EntryRef, Manifest]] = []
-    facts = host_facts(target)
-    for ref, manifest in candidates:
-        rejection = (
-            Rejection(ref.entry_key, manifest.message)
-            if isinstance(manifest, PwccError)
-            else reject(store, model, manifest, facts)
+    hold = store.hold(ref)
+    reader = EntryReader(store, ref, manifest)
+    with observer.step("blobs"):
+        reader.fetch(manifest)
+    with observer.step("pieces"), _fitting(ref):
+        programs, decode = _load_programs(manifest, reader, target.device)
+    with observer.step("bind"), _fitting(ref):
+        compiled = CompiledModel(
+            model,
+            target.device,
+            manifest,
+            programs,
+            reader.outliving(manifest.predicates),
+            attention_kernel=decode,
+            hold=hold,
         )
-        if rejection is not None:
-            rejections.append(rejection)
-        elif isinstance(manifest, Manifest):
-            eligible.append((ref, manifest))
-    if eligible:
-        return max(
-            eligible, key=lambda item: (len(item[1].sizes), item[1].tuned, item[0].manifest.stat().st_mtime)
-        )
-    if not rejections:
-        rejections = nearest(store, tree_digest, facts)
-    reasons = [str(rejection) for rejection in rejections]
-    if any(rejection.host for rejection in rejections):
-        raise HostMismatch(
-            "an entry matches this model, but this host does not meet its requirements",
-            reasons=reasons,
-            where=str(root),
-            hint="compile on a host like this one, or serve on a host like the builder",
-        )
-    raise CacheMiss(
-        f"no entry for this model (lookup key {key[:12]})",
-        reasons=reasons or contents(store, model, target),
-        where=str(root),
-        hint="run: pwcc compile --model ... --cache-dir " + str(root),
-    )
+    return _Loaded(compiled, manifest, reader.count, reader.size)
 
 
-def reject(store: Store, model: nn.Module, manifest: Manifest, facts: Mapping[str, object]) -> Rejection | None:
-    """Return why an entry may not serve a live model on a host with ``facts``, or None when it may."""
-    key = manifest.entry_key
-    if type(model).__call__ is not nn.Module.__call__ or global_hooks():
-        return Rejection(key, "the model overrides __call__, or modules have global hooks: neither would run")
-    changes = sources.check(manifest.sources, sys.modules, sys.path, live_code=live_code(model))
-    if changes:
-        change = changes[0]
-        more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
-        return Rejection(key, f"source {change.reason}{more}")
-    try:
-        predicates = PredicateSet.from_json(store.read_blob(manifest.predicates))
-    except StoreError as error:
-        return Rejection(key, error.message)
-    violations = predicates.check(model, limit=3)
-    if violations:
-        return Rejection(key, "; ".join(str(violation) for violation in violations))
-    lines = unmet(manifest.requirements, facts)
-    return Rejection(key, "; ".join(lines), host=True) if lines else None
-
-
-def live_code(model: nn.Module) -> frozenset[FactorDigest]:
-    """Return digests of the methods of a live model's classes, for sources that have no file."""
-    from pwcc.cache.code_digest import digest_code
-
-    found: set[FactorDigest] = set()
-    for cls in {type(module) for module in model.modules()}:
-        if getattr(sys.modules.get(cls.__module__), "__file__", None):
-            continue
-        for base in cls.__mro__:
-            for value in vars(base).values():
-                code = getattr(value, "__code__", None)
-                if code is not None and base.__module__ == cls.__module__:
-                    found.add(digest_code(code))
-    return frozenset(found)
-
-
-def contents(store: Store, model: nn.Module, target: Target) -> list[str]:
-    """Say what a cache holds when nothing in it is of this model tree."""
-    wanted = identity(model)
-    reasons = [f"the cache holds no entry for this model tree: {wanted}, {_dtype(model)}, {target.device.type}"]
-    for count, ref in enumerate(store.entries()):
-        if count == MAX_LISTED:
-            reasons.append("... and more: pwcc inspect lists them")
-            break
-        with contextlib.suppress(StoreError):
-            found = store.read_manifest(ref)
-            args = ", ".join(f"{name}={value}" for name, value in found.model.args.items()) or "no arguments"
-            reasons.append(
-                f"it holds {ref.entry_key[:12]}: {found.model.identity}, {found.model.dtype}, "
-                f"{found.device.name or found.device.type}, {args}"
-            )
-    if any(base.__module__.startswith("transformers.") for base in type(model).__mro__):
-        reasons.append(
-            "a Hugging Face model is compiled on flat tokens: build it with "
-            "pwcc.compile.model_ref.build(ModelRef.parse(DIR), weights='real').module"
-        )
-    return reasons
-
-
-def _dtype(model: nn.Module) -> str:
-    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
-    return "+".join(dtypes) or "no parameters"
-
-
-def nearest(store: Store, tree_digest: FactorDigest, facts: Mapping[str, object]) -> list[Rejection]:
-    """Explain a miss by the entries of the same model tree under other lookup keys."""
-    found: list[Rejection] = []
-    for count, ref in enumerate(store.entries()):
-        if count >= MAX_NEAREST:
-            break
-        try:
-            manifest = store.read_manifest(ref)
-        except StoreError:
-            continue
-        if manifest.model.tree_digest != tree_digest:
-            continue
-        lines = unmet(manifest.requirements, facts)
-        if manifest.device.type == "cuda" and facts.get("cuda_device_name") != manifest.device.name:
-            lines.append(
-                f"device: built for {manifest.device.name}, got {facts.get('cuda_device_name') or 'cpu'}"
-            )
-        elif manifest.device.type == "cpu" and facts.get("cuda_device_name"):
-            lines.append(f"device: built for cpu, got {facts['cuda_device_name']}")
-        if lines:
-            found.append(Rejection(ref.entry_key, "; ".join(lines), host=True))
-        else:
-            found.append(Rejection(ref.entry_key, _lookup_difference(store, manifest)))
-    return found
-
-
-def _lookup_difference(store: Store, manifest: Manifest) -> str:
-    """Say which global mode differs between the builder and this process."""
-    from pwcc.cache import strict
-
-    try:
-        recorded = strict.loads(store.read_blob(manifest.factors), where="factors")
-        then = recorded["compiler"]["numeric state"]  # type: ignore[index]
-    except (StoreError, KeyError, TypeError):
-        return "the same model under other global modes"
-    now = numeric_state()
-    changed = [
-        f"{name}: compiled with {then.get(name)!r}, now {now.get(name)!r}"
-        for name in sorted({*then, *now})
-        if then.get(name) != now.get(name)
-    ]
-    return (
-        "global modes differ: " + "; ".join(changed[:5]) if changed else "the same model with other arguments"
-    )
-
-
-class _Reader:
-    """Reads an entry's blobs once, verified; a failure names the entry and how to remove it."""
-
-    def __init__(self, store: Store, ref: EntryRef) -> None:
-        self._store = store
-        self._ref = ref
-        self._held: dict[BlobDigest, bytes] = {}
-        self.records: dict[BlobDigest, SealedPiece] = {}
-
-    @property
-    def count(self) -> int:
-        """Blobs read."""
-        return len(self._held)
-
-    @property
-    def size(self) -> int:
-        """Bytes read."""
-        return sum(len(data) for data in self._held.values())
-
-    def fetch(self, manifest: Manifest) -> None:
-        """Read what loading needs: programs, records, kernels, constants; not factors or piece graphs.
-
-        One after the other: the blobs are small, and handing the interpreter lock between threads cost
-        more than hashing them (9 ms serial, 20 ms with four threads, for 90 blobs on 16 cores).
-        """
-        for program in manifest.programs:
-            self.read(program.stitch)
-            self.read(program.calling)
-        for digest in dict.fromkeys(d for p in manifest.programs for v in p.variants for d in v.pieces):
-            record = SealedPiece.from_bytes(self.read(digest), where=f"piece {digest[:12]}")
-            self.records[digest] = record
-            _, is_code = record.program(program_code.MAGIC)
-            code = None if record.code is None else record.code.blob
-            for blob in record.blobs:
-                if blob != (record.source if is_code else code):
-                    self.read(blob)
-
-    def _read(self, digest: BlobDigest) -> bytes:
-        try:
-            return self._store.read_blob(digest)
-        except StoreError as error:
-            error.hint = f"entry {self._ref.entry_key} is damaged: remove {self._ref.path} and compile again"
-            raise
-
-    def read(self, digest: BlobDigest) -> bytes:
-        """Return a blob's verified bytes."""
-        if digest not in self._held:
-            self._held[digest] = self._read(digest)
-        return self._held[digest]
-
-
-def _load_programs(manifest: Manifest, reader: _Reader, device: torch.device) -> list[LoadedProgram]:
+def _load_programs(
+    manifest: Manifest, reader: EntryReader, device: torch.device
+) -> tuple[list[LoadedProgram], DecodeKernels | None]:
+    """Return the loaded programs, and the sealed decode kernels where the entry has some."""
     loader = PieceLoader(reader.read, device)
     loaded = {digest: loader.load(record) for digest, record in reader.records.items()}
     programs: list[LoadedProgram] = []
@@ -361,7 +219,8 @@ def _load_programs(manifest: Manifest, reader: _Reader, device: torch.device) ->
                 output=build_output(calling.output),
             )
         )
-    return programs
+    decode = DecodeKernels.of(manifest.decode_attention, {d: piece.call for d, piece in loaded.items()})
+    return programs, decode
 
 
 @contextlib.contextmanager
@@ -406,7 +265,7 @@ def compile_stitch(source: bytes) -> Bind:
     namespace: dict[str, object] = {"__name__": "pwcc_stitch"}
     try:
         exec(compile(source, "<stitch>", "exec"), namespace)  # noqa: S102 (verified bytes of the entry)
-    except SyntaxError as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise CorruptEntry(f"expected a stitch program, got {error}") from error
     bind = namespace.get("bind")
     if not callable(bind):

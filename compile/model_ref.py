@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -17,6 +18,8 @@ from torch import nn
 from pwcc.cache.errors import PwccError, UsageError
 from pwcc.compile.model_args import convert_args, dtype_named, load_args_file, parse_args, unknown_name
 from pwcc.compile.models.llama import PRESET_DTYPES, PRESETS, Llama, LlamaConfig
+from pwcc.compile.observation import Observation
+from pwcc.compile.observing import Recorder, remember_import
 from pwcc.compile.user_code import failed_in_user_code, import_file, import_module, importable
 from pwcc.compile.weights import materialize, move_real, parameters_on_meta
 
@@ -102,7 +105,8 @@ class BuiltModel:
 
     ``identity`` and ``config`` hold no path, user or host: equal on every machine. ``args`` are the
     arguments as given, converted to the types of what they are for. ``example_inputs(num_tokens)``, where
-    the model's author wrote one, returns a tuple or dict of tensors.
+    the model's author wrote one, returns a tuple or dict of tensors. ``observation`` is what was seen of the
+    construction, from the import of its module on.
     """
 
     module: nn.Module
@@ -111,6 +115,7 @@ class BuiltModel:
     config: Mapping[str, object] = field(default_factory=dict)
     example_inputs: Callable[[int], object] | None = None
     weights: Weights = "real"
+    observation: Observation = field(default_factory=Observation)
 
 
 def build(
@@ -134,10 +139,13 @@ def build(
     chosen = dtype_named(dtype) if dtype is not None else None
     if chosen is not None and not chosen.is_floating_point:
         raise UsageError(f"expected a floating-point dtype for the model, got {dtype!r}")
-    maker = _find(ref, given, chosen, weights)
     if ref.kind is ModelKind.BUILTIN and weights == "real":
         weights = "random"  # built-in models have no other weights
-    module = _construct(maker, weights, chosen or maker.dtype)
+    with Recorder(_own_packages(ref)) as recorder:
+        maker = _find(ref, given, chosen, weights)
+        imports = remember_import(maker.home, recorder.seen)
+        module = _construct(maker, weights, chosen or maker.dtype)
+    recorder.seen.merge(imports)
     if maker.is_instance and chosen is not None:
         module.to(chosen)
     if weights == "random" and not maker.is_instance:
@@ -153,7 +161,12 @@ def build(
         config=maker.config,
         example_inputs=examples if callable(examples) else None,
         weights="real" if maker.is_instance else weights,
+        observation=recorder.seen,
     )
+
+
+def _own_packages(ref: ModelRef) -> frozenset[str]:
+    return frozenset({ref.location.partition(".")[0]} if ref.kind is ModelKind.MODULE else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +182,7 @@ class _Maker:
     import_directory: Path | None = None
     dtype: torch.dtype | None = None
     is_instance: bool = False
+    home: ModuleType | None = None
 
 
 def _find(ref: ModelRef, args: Mapping[str, object], dtype: torch.dtype | None, weights: Weights) -> _Maker:
@@ -203,6 +217,7 @@ def _find(ref: ModelRef, args: Mapping[str, object], dtype: torch.dtype | None, 
             args={},
             example_inputs=getattr(module, "example_inputs", None),
             is_instance=True,
+            home=module,
         )
     if not callable(found) or (inspect.isclass(found) and not issubclass(found, nn.Module)):
         raise UsageError(
@@ -218,6 +233,7 @@ def _find(ref: ModelRef, args: Mapping[str, object], dtype: torch.dtype | None, 
         args=converted,
         example_inputs=getattr(module, "example_inputs", None),
         import_directory=directory,
+        home=module,
     )
 
 

@@ -1,8 +1,8 @@
 """Artifact: the numerics record of a sealed piece: how far from float32 eager it may be, and why.
 
 ``compiled`` is the error of what Inductor compiled, run by Inductor itself; a sealed piece, here and on
-every later host, may be at most twice as far from float32 eager (plus one unit of the result's dtype
-where Inductor is exact). ``eager`` is the error of the same operations in the model's own dtype.
+every later host, may be at most twice as far from float32 eager, or four units of float32 where that is
+more. ``eager`` is the error of the same operations in the model's own dtype.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pwcc.compile.runtime.samples import copies, relative_error, sample_inputs, 
 SEED = 20250711
 # Compiled code rounds in other places than eager does; beyond this factor it computes something else.
 SANITY_FACTOR = 16.0
+# Another number of threads sums in another order: a piece that is exact here may be units off on its host.
+THREAD_UNITS = 4.0
 MAX_SIZE = 2**31 - 1  # tokens; a check allocates inputs of the recorded size
 
 
@@ -110,7 +112,7 @@ def measure(
         outputs = interpret(graph, plain, device=device)
         eager = relative_error([*_written(graph, outputs), *_tensors(plain)], wanted)
         ours = relative_error(run_and_collect(graph, compiled, inputs), wanted)
-        tolerance = 2 * ours if ours > 0 else _unit(wanted)
+        tolerance = max(2 * ours, THREAD_UNITS * _unit(wanted))
         theirs = relative_error(run_and_collect(graph, sealed, inputs), wanted)
     if not ours <= SANITY_FACTOR * max(eager, _unit(wanted)):
         raise NumericsError(

@@ -16,6 +16,8 @@ from pwcc.compile.target import Target
 class PieceCache:
     """Looks sealed pieces up in a store. A damaged or incomplete record counts as absent.
 
+    So does every record where signatures are required: a record is not signed.
+
     The key covers the piece's structural digest, the variant, the sealing options, the compiler
     factors and the declared environment; not the model, the piece's name or its source lines.
     """
@@ -40,6 +42,8 @@ class PieceCache:
 
     def get(self, task: PieceTask) -> PieceResult | None:
         """Return the sealed piece of a task if it is there with all its blobs."""
+        if self._store.is_restricted:  # nobody signs piece records
+            return None
         key = self.key(task)
         try:
             data = self._store.get_piece(key)
@@ -51,6 +55,7 @@ class PieceCache:
                 return None
             for digest in result.blobs:  # a blob that was bit-flipped must be made again, not published
                 self._store.read_blob(digest)
+                self._store.blobs.touch(digest)  # so that no collection takes it before it is published
         except StoreError:
             return None
         return replace(result, seconds=0.0, tune_seconds=0.0)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from pwcc.cache.errors import CacheMiss, StoreError
+from pwcc.cache import last_use
+from pwcc.cache.layers import create_layered, find_layered, require_trust
+from pwcc.cache.layers import named as named_layers
+from pwcc.cache.policy import TABLES_ONLY, Policy
 from pwcc.cache.store import Store
+from pwcc.cache.trust import restrict
 from pwcc.compile.build_factors import build_factors
 from pwcc.compile.dump import dump_program
+from pwcc.compile.frozen import Frozen
 from pwcc.compile.hit import find_entry, hit_report
 from pwcc.compile.inputs import InputSpec
 from pwcc.compile.job import Job
 from pwcc.compile.load import lookup
+from pwcc.compile.observation import Observation
 from pwcc.compile.report import CompilePlan, CompileReport, OnProgress, Progress, silent
 from pwcc.compile.request import make_request
 from pwcc.compile.tracing import make_plan, stitch_of, trace_all
-
-LOCK_SILENCE_S = 1.0  # how long to wait for another process without a word
+from pwcc.compile.turns import NO_LOCKS, keeping_up, taking_turns
+from pwcc.compile.verify_hit import compile_again
 
 
 def precompile(
@@ -43,7 +50,14 @@ def precompile(
     frozen: bool = False,
     dump: Path | None = None,
     on_progress: OnProgress = silent,
-    build_observed: bool = False,
+    observation: Observation | None = None,
+    tag: str | None = None,
+    verify_hit: bool = False,
+    policy: Policy = TABLES_ONLY,
+    require_signature: bool = False,
+    trust_dir: bool = False,
+    lock_timeout_s: float | None = None,
+    layers: Sequence[str | Path] | None = None,
 ) -> CompileReport:
     """Compile a model into a cache directory, or find that it is there already.
 
@@ -63,13 +77,25 @@ def precompile(
         profile: a name that ``load`` can ask for.
         frozen: raise instead of compiling.
         dump: write the split graph, pieces, wrappers and ``stitch.py`` here.
+        policy: which environment variables are factors beside those of pwcc's own tables.
         on_progress: called with every step.
-        build_observed: whether what the model's construction read was recorded; nothing does so yet.
+        require_signature: an entry that no trusted key signed is no hit, and no piece is used again.
+        trust_dir: use the directory although others could have written it, see :mod:`pwcc.cache.ownership`.
+        lock_timeout_s: how long to wait for another process that compiles this model; None is without limit.
+        layers: cache directories to read below ``cache_dir``, see :mod:`pwcc.cache.layers`; an entry found
+            there is a hit, pieces found there are used, what is published is complete in ``cache_dir``.
+            None is ``PWCC_LAYERS``.
+        tag: a name for this part of a model that has several; only a load with the same tag finds it.
+        verify_hit: on a hit, compile once more into a private store and compare; see ``verified`` of the
+            report, which is None where nothing was found. Nothing is repaired.
+        observation: what was seen while the model was built, see ``BuiltModel.observation``; None for a model
+            that was built elsewhere, whose entry is marked "build unobserved".
 
     Raises:
         CacheMiss: ``frozen`` and no entry is there.
         TraceError, SpecializationError, UnsealableError, PieceCompileError, NumericsError: see each.
-        StoreError: the directory cannot be written. No entry is left by a failure.
+        StoreError: the directory cannot be written. No entry is left by a failure; finished pieces are kept,
+            and a later compile uses them. UntrustedStore: others could have written it. LockTimeout.
     """
     started = time.perf_counter()
     request = make_request(
@@ -84,36 +110,60 @@ def precompile(
         autotune=autotune,
         cpu_isa=cpu_isa,
         profile=profile,
-        build_observed=False,
+        build_observed=observation is not None and observation.complete,
+        tag=tag,
+        policy=policy,
     )
-    store = _open_frozen(cache_dir) if frozen else Store.create(cache_dir)
-    on_progress(Progress("lookup"))
-    key, tree_digest = lookup(model, request.target)
-    build = build_factors(request.options, request.target, request.identity, request.args)
-    found, reasons = find_entry(store, model, request, key, build)
-    if found is not None:
-        return hit_report(found, request, time.perf_counter() - started, dump=dump)
+    below = named_layers(layers)
     if frozen:
-        raise CacheMiss(
-            f"no entry of these options for {identity} (lookup key {key[:12]})",
-            reasons=reasons or ["the cache holds no entry for this model on this torch, device and mode"],
-            where=str(cache_dir),
-            hint="run without --frozen to compile it",
-        )
-    with _lock(store, key, on_progress):
-        found, _ = find_entry(store, model, request, key, build)
-        if found is not None:
-            return hit_report(found, request, time.perf_counter() - started, dump=dump)
-        job = Job(
-            store=store,
+        hint = "restore the cache, or run without --frozen to compile"
+        store = find_layered(cache_dir, below, hint=hint)
+    else:
+        store = create_layered(cache_dir, below)
+    require_trust(store, trust=trust_dir)  # pieces found there become part of what is published
+    restrict(store, require_signature)
+    on_progress(Progress("lookup"))
+    key, tree_digest = lookup(model, request.target, tag)
+    measure = functools.partial(
+        build_factors, request.options, request.target, request.identity, request.args, request.policy
+    )
+    build = measure()
+    frozen_as = Frozen(model, request, build, key, tree_digest, measure)
+
+    def job(where: Store, dump_to: Path | None) -> Job:
+        return Job(
+            store=where,
             model=model,
             request=request,
             build=build,
+            frozen=frozen_as,
             on_progress=on_progress,
             jobs=jobs,
-            dump=dump,
+            dump=dump_to,
+            observation=observation,
         )
-        return job.run(key, tree_digest, started)
+
+    found = find_entry(store, model, request, key, build)
+    if found is not None:
+        last_use.record(store, found[0].entry_key)
+        report = hit_report(found, request, time.perf_counter() - started, dump=dump)
+        if not verify_hit:
+            return report
+        verified = compile_again(
+            store, found[0], request, lambda where: job(where, None).run(key, tree_digest, started)
+        )
+        return replace(report, verified=verified)
+    if frozen:
+        from pwcc.compile.explain import frozen_miss
+        from pwcc.compile.here import Here
+
+        raise frozen_miss(Here.now(model, request.target, tag=tag), store, request, build)
+    with taking_turns(store, key, on_progress, timeout_s=lock_timeout_s) as locked:
+        found = find_entry(store, model, request, key, build)
+        if found is not None:
+            return hit_report(found, request, time.perf_counter() - started, dump=dump)
+        report = keeping_up(lambda: job(store, dump).run(key, tree_digest, started), on_progress)
+        return report if locked else replace(report, warnings=(*report.warnings, NO_LOCKS))
 
 
 def plan(
@@ -153,26 +203,3 @@ def plan(
         for number, item in enumerate(traced):
             dump_program(dump, number, item.trace, item.program, stitch_of(item))
     return make_plan(model, request, traced)
-
-
-def _open_frozen(cache_dir: Path) -> Store:
-    """Open a cache for ``frozen``: nothing there, as after a restore that found nothing, is a miss."""
-    if not cache_dir.exists() or (cache_dir.is_dir() and not any(cache_dir.iterdir())):
-        raise CacheMiss(
-            "no entry: the cache directory is empty or does not exist",
-            where=str(cache_dir),
-            hint="restore the cache, or run without --frozen to compile",
-        )
-    return Store.open(cache_dir)
-
-
-@contextlib.contextmanager
-def _lock(store: Store, key: str, on_progress: OnProgress) -> Iterator[None]:
-    """Hold the lookup key's lock; say that it takes long only if it does."""
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(store.lock(key, timeout_s=LOCK_SILENCE_S))
-        except StoreError:  # held by another process; what else may be wrong shows at the second attempt
-            on_progress(Progress("lock", detail="waiting for another process that compiles this model"))
-            held.enter_context(store.lock(key))
-        yield

@@ -19,9 +19,10 @@ from torch import nn
 from pwcc.cache import strict
 from pwcc.cache.errors import UnsealableError
 from pwcc.compile.guard_forms import write
-from pwcc.compile.guard_places import Place, Places
+from pwcc.compile.guard_places import Place, Places, hook_table
 from pwcc.compile.guard_table import GUARDS, REGISTRIES, Covered, Form, Refused
 from pwcc.compile.runtime.comparisons import digest
+from pwcc.compile.runtime.hooks import module_hooks
 from pwcc.compile.runtime.paths import Absent, Step
 from pwcc.compile.runtime.portable import NotPortable, attempt, describe
 from pwcc.compile.runtime.predicates import Predicate, PredicateSet, Rule
@@ -30,6 +31,7 @@ from pwcc.compile.torch_private.sources import NoPath, Path
 
 SINGLETONS = {"enum", "class", "module", "torch", "operator", "builtin"}
 """Forms of values of which a process has one: their identity is their name."""
+BY_KEY = {Form.KEYS, Form.CONTAINS, Form.EXCLUDES}
 ROOT_HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -147,6 +149,8 @@ class _Collector:
             return Covered.TREE
         if _is_registry(root, steps, form):
             return Covered.REGISTRY
+        if self._names_a_hook(root, steps, form, guard.where):
+            return Covered.HOOKS
         if steps[-1:] == (("attr", "__code__"),):  # a function says more of its code than the code itself
             function = self._places.value(root, steps[:-1])
             if isinstance(function, FunctionType):
@@ -157,6 +161,19 @@ class _Collector:
                 test, expected = "digest", digest(expected)  # an environment variable may be a secret
             self._put(root, steps, test, expected, guard.where)
         return None
+
+    def _names_a_hook(self, root: str, steps: tuple[Step, ...], form: Form, where: str | None) -> bool:
+        """Tell whether a guard names a hook by its id, and put a predicate on all hooks in its place.
+
+        Global hooks need none: a model is neither compiled nor served while there are any.
+        """
+        table = steps[:-1] if steps[-1:] and steps[-1][0] == "key" else steps
+        if not hook_table(table) or (table == steps and form not in BY_KEY):
+            return False
+        if root.startswith("model:"):
+            hooks = module_hooks(self._places.value(root, table[:-1]))
+            self._put(root, table[:-1], "hooks", hooks, where)
+        return True
 
     def _add_same(self, guard: GuardView, place: Place, other: Place) -> Covered | None:
         if Covered.ARGUMENT in (place, other):

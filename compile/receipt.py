@@ -58,7 +58,9 @@ class LoadReceipt:
     ``modules_total`` counts all that came. ``bytecode_files`` are caches of imported modules that Python
     itself wrote or tried to write; they say nothing about the load and are counted apart. ``audited`` is
     False when this process refuses audit hooks, so that processes and files could not be counted.
-    ``steps_ms`` keeps the order of the steps; ``evidence`` says what was counted, at most 64 lines.
+    ``damaged`` has a line for every entry that was passed over because of its files, and set aside after
+    the measured block. ``steps_ms`` keeps the order of the steps; ``evidence`` says what was counted, at
+    most 64 lines.
     """
 
     dynamo_frames: int
@@ -79,6 +81,7 @@ class LoadReceipt:
     steps_ms: dict[str, float]
     total_ms: float
     evidence: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -88,7 +91,7 @@ class LoadReceipt:
     def to_json(self) -> dict[str, Json]:
         """Return the receipt for ``--json``: every field, and ``clean``; milliseconds to the microsecond."""
         values = asdict(self)
-        for name in ("modules_added", "evidence"):
+        for name in ("modules_added", "evidence", "damaged"):
             values[name] = list(values[name])
         values["steps_ms"] = {name: round(ms, 3) for name, ms in self.steps_ms.items()}
         values["total_ms"] = round(self.total_ms, 3)
@@ -107,6 +110,7 @@ class LoadReceipt:
         ]
         if not self.audited:
             found.append("processes and files not measured: this process refuses audit hooks")
+        found += [f"not used: {line}" for line in self.damaged]
         return (*found, *(f"counted: {line}" for line in self.evidence))
 
     def _counters(self) -> dict[str, int]:

@@ -71,12 +71,36 @@ class CompilePlan:
 
 
 @dataclass(frozen=True)
+class HitDifference:
+    """One part of an entry that came out otherwise when it was compiled again, and the first lines of it."""
+
+    what: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HitCheck:
+    """What ``--verify-hit`` found: the blobs compared, those that differ, and the errors of pieces that do.
+
+    ``errors`` are relative, per piece; ``tuned`` tells that only programs and numbers were asked to agree.
+    """
+
+    ok: bool
+    compared: int
+    differences: tuple[HitDifference, ...]
+    errors: dict[str, float]
+    tuned: bool
+
+
+@dataclass(frozen=True)
 class CompileReport:
     """The outcome of ``precompile``.
 
     ``hit`` tells that an entry was already there and nothing was compiled. ``seconds`` maps each stage
     (``trace``, ``split``, ``compile``, ``tune``, ``seal``, ``check``, ``publish``, ``total``) to wall seconds;
-    compile and tune are summed over workers. ``bytes`` is the size of the entry's blobs.
+    compile and tune are summed over workers. ``bytes`` is the size of the entry's blobs. ``build_observed``
+    tells that the model's construction was watched. ``verified`` is what ``verify_hit`` found, None where it
+    was not asked for or there was no hit.
     """
 
     hit: bool
@@ -89,6 +113,8 @@ class CompileReport:
     bytes: int
     kernels: int
     warnings: tuple[str, ...] = field(default=())
+    verified: HitCheck | None = None
+    build_observed: bool = True
 
     def to_json(self) -> dict[str, Json]:
         """Return the report for ``--json``."""

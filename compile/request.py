@@ -10,12 +10,22 @@ import torch
 from torch import nn
 
 from pwcc.cache.errors import UsageError
+from pwcc.cache.policy import TABLES_ONLY, Policy
 from pwcc.compile.build_factors import BuildOptions
 from pwcc.compile.inputs import InputSpec
 from pwcc.compile.sealing.profile import Isa
-from pwcc.compile.target import Target, target_of
+from pwcc.compile.target import Target, check_tag, target_of
 
 DEFAULT_MAX_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Given:
+    """The caller's own objects behind a request, to notice that they were changed later."""
+
+    splitting_ops: Sequence[str]
+    sizes: Sequence[int]
+    args: Mapping[str, object] | None
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class Request:
     options: BuildOptions
     profile: str | None
     build_observed: bool
+    given: Given
+    policy: Policy = TABLES_ONLY
 
 
 def make_request(
@@ -47,12 +59,14 @@ def make_request(
     cpu_isa: str,
     profile: str | None,
     build_observed: bool,
+    tag: str | None = None,
+    policy: Policy = TABLES_ONLY,
 ) -> Request:
     """Check the arguments of ``precompile`` and return them as one value.
 
     Raises:
         UsageError: sizes outside ``1..max_tokens``, a model in training mode, a device torch does not see, an
-            unknown ISA.
+            unknown ISA, a tag that is no plain name.
     """
     if max_tokens < 1:
         raise UsageError(f"expected --max-tokens of at least 1, got {max_tokens}")
@@ -72,6 +86,7 @@ def make_request(
         cpu_isa=cpu_isa if target.device.type == "cpu" else None,
         inputs=tuple(str(spec) for spec in specs),
         profile=profile,
+        tag=check_tag(tag),
     )
     return Request(
         specs=specs,
@@ -82,5 +97,7 @@ def make_request(
         args=dict(args or {}),
         options=options,
         profile=profile,
+        policy=policy,
         build_observed=build_observed,
+        given=Given(splitting_ops, sizes, args),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pwcc.cache import host
+from pwcc.cache import host, strict
 from pwcc.cache.errors import UsageError
 from pwcc.cache.manifest import DeviceSummary
 from pwcc.cache.requirements import Requirement
@@ -142,11 +142,32 @@ def base_requirements(target: Target) -> tuple[Requirement, ...]:
     )
 
 
+def check_tag(tag: str | None) -> str | None:
+    """Return a tag as it is: None, or a plain name of letters, digits and ``_.-``, at most 128.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if tag is not None and not strict.NAME_PATTERN.fullmatch(tag):
+        raise UsageError(
+            f"expected a tag of letters, digits and '_.-', got {tag[:80]!r}", hint="name the part: encoder"
+        )
+    return tag
+
+
 def lookup_factors(
-    tree_digest: str, target: Target, numeric: Mapping[str, object], signature: list[list[str]]
+    tree_digest: str,
+    target: Target,
+    numeric: Mapping[str, object],
+    signature: list[list[str]],
+    tag: str | None = None,
 ) -> dict[str, object]:
-    """Return what a serving host knows without a compiler: the lookup key's factors."""
+    """Return what a serving host knows without a compiler: the lookup key's factors.
+
+    A ``tag`` names one part of a model that has several; parts with different tags share no entry.
+    """
     return {
+        **({} if tag is None else {"tag": tag}),
         "model tree": tree_digest,
         "arguments": signature,
         "torch": torch_build(),

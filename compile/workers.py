@@ -71,6 +71,15 @@ def _is_portable(task: PieceTask) -> bool:
     return all(namespace in ("aten", "prims") for namespace in custom)
 
 
+def python() -> list[str]:
+    """Return how to start this interpreter so that it imports from the working directory only if this one does.
+
+    Python puts that directory in front for ``-m``; it may be a cache that somebody else filled.
+    """
+    here = {"", ".", str(Path.cwd())} & set(sys.path)
+    return [sys.executable] if here else [sys.executable, "-P"]
+
+
 class _Pool:
     """Feeds tasks to worker processes through one thread per worker. Made for one run."""
 
@@ -129,7 +138,7 @@ class _Pool:
         own = self._scratch / f"worker-{number}"
         own.mkdir()
         arguments = [str(own), str(self._scratch / "tune.lock"), str(os.getpid())]
-        command = [sys.executable, "-m", "pwcc.compile.worker", *arguments]
+        command = [*python(), "-m", "pwcc.compile.worker", *arguments]
         with (own / "stderr").open("wb") as log:
             return subprocess.Popen(  # noqa: S603 (our own module)
                 command,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from torch import Tensor
@@ -35,18 +36,39 @@ class AttentionKernel(Protocol):
         ...
 
 
+class RunMode(StrEnum):
+    """How one call runs: compiled pieces launched one by one, a graph per piece, or one graph."""
+
+    NONE = "NONE"
+    PIECEWISE = "PIECEWISE"
+    FULL = "FULL"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDescriptor:
+    """What tells captured graphs apart: the padded token count, and whether each sequence has one token."""
+
+    num_tokens: int
+    uniform_decode: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
     """State of one model call.
 
     ``metadata`` describes the batch and ``cache`` holds its keys and values; the default kernel needs both.
     A server with its own kernel may leave them out and keep what that kernel needs in ``extras``.
+    ``mode`` and ``batch`` are the decision of ``capture``'s dispatcher; what holds graphs trusts them blindly.
+    In mode FULL a kernel is being captured, or stands for what was: it must read nothing of the batch on the
+    host, except what is the same for every batch of that descriptor.
     """
 
     metadata: AttentionMetadata | None = None
     cache: PagedKVCache | None = None
     kernel: AttentionKernel = paged_attention
     extras: Mapping[str, object] = field(default_factory=dict)
+    mode: RunMode = RunMode.NONE
+    batch: BatchDescriptor | None = None
 
 
 # A context variable, not a global: concurrent calls (threads, asyncio tasks) each see their own.

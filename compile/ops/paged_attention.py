@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from pwcc.cache.errors import UsageError
 from pwcc.compile.ops.dense import (
     AttentionParams,
+    attend,
     causal_visibility,
     dense_causal_attention,
     grouped,
@@ -48,7 +48,8 @@ def paged_attention(
     if q.device.type == "cpu":
         _attend_per_sequence(metadata, cache, q, out, params)
         return
-    if params.plain and metadata.seq_lens.shape[0] == 1 and metadata.max_query_len == metadata.max_seq_len:
+    alone = metadata.seq_lens.shape[0] == 1 and metadata.max_query_len == metadata.max_seq_len
+    if params.plain and alone and context.mode != "FULL":  # a captured graph's host values are upper bounds
         # One prompt without history: the keys are the ones just computed. Padding rows come last and
         # attention is causal, so they change no row before them.
         dense_causal_attention(q, k, v, out, params)
@@ -93,6 +94,9 @@ def attend_vectorised(
     a server keeps the table as narrow as its batch. Padding rows of ``out`` get finite values of no meaning.
     """
     seqs, queries = metadata.seq_lens.shape[0], metadata.max_query_len
+    if seqs > 1 and queries >= q.shape[0]:
+        _attend_per_token(metadata, cache, q, out, params)
+        return
     decode = queries == 1 and q.shape[0] == seqs
     starts = metadata.query_start_loc
     if decode:
@@ -116,6 +120,28 @@ def attend_vectorised(
     out.copy_(result[owner, offset])
 
 
+def _attend_per_token(
+    metadata: AttentionMetadata,
+    cache: PagedKVCache,
+    q: Tensor,
+    out: Tensor,
+    params: AttentionParams,
+) -> None:
+    """Attend each token as a sequence of its own, for a graph in which any sequence may have all the tokens.
+
+    Padding to ``[seqs, queries]`` would make ``seqs * tokens`` rows there. Gathers keys per token instead.
+    """
+    starts, seqs = metadata.query_start_loc, metadata.seq_lens.shape[0]
+    tokens = torch.arange(q.shape[0], device=q.device, dtype=starts.dtype)
+    owner = (torch.searchsorted(starts, tokens, right=True) - 1).clamp(max=seqs - 1)
+    first = (metadata.seq_lens - (starts[1:] - starts[:-1]))[owner]
+    positions = (first + tokens - starts[owner]).clamp(min=0)
+    keys, values = (t.transpose(1, 2) for t in cache.read(params.layer, metadata.block_table[owner]))
+    visible = causal_visibility(positions[:, None], keys.shape[-2], params.window)
+    result = _attend_batch(q.unsqueeze(1).transpose(1, 2), keys, values, visible, params)
+    out.copy_(result[:, :, 0])
+
+
 def _attend_batch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, params: AttentionParams) -> Tensor:
     """``q``: ``[seqs, heads, queries, head_dim]``; ``k``, ``v``: ``[seqs, kv_heads, keys, head_dim]``."""
     if params.softcap is not None or params.sinks is not None:
@@ -125,9 +151,9 @@ def _attend_batch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, params: Atte
     if q.shape[2] == 1:
         # One query per head: the group becomes the query dimension, so no key is read or copied twice.
         packed = grouped(q, k.shape[1]).squeeze(3)
-        result = scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=params.scale)
+        result = attend(packed, k, v, attn_mask=mask, scale=params.scale)
         return result.flatten(1, 2).unsqueeze(2)
     if group > 1:
         # enable_gqa with a mask would fall to the math kernel, which holds all scores at once.
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=params.scale)
+    return attend(q, k, v, attn_mask=mask, scale=params.scale)

@@ -99,7 +99,7 @@ def torch_value(tag: str, name: str) -> object:
     Raises:
         CorruptEntry: it is none of that kind.
     """
-    found = getattr(torch, name, None)
+    found = vars(torch).get(name)  # not getattr: torch imports some of its modules when they are asked for
     if type(found) is not _TORCH_VALUES[tag]:
         raise CorruptEntry(f"expected a {tag}, got {name[:80]!r}")
     return found

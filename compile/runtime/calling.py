@@ -271,7 +271,10 @@ class Binder:
         shapes = tuple(tensor.shape for tensor in tensors)
         accepted = self._accepted.get(shapes)
         if accepted is None:
-            accepted = self._accept(shapes, tensors)
+            try:
+                accepted = self._accept(shapes, tensors)
+            except ZeroDivisionError:
+                raise CorruptEntry("a size expression of the entry divides by zero for this call") from None
         sizes, strides = accepted
         for tensor, stride in zip(tensors, strides, strict=True):
             if stride is not None and tensor.stride() != stride:

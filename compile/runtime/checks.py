@@ -13,6 +13,7 @@ from typing import Any
 from pwcc.cache.errors import CorruptEntry
 from pwcc.compile.runtime import comparisons as compare
 from pwcc.compile.runtime.comparisons import Check
+from pwcc.compile.runtime.hooks import module_hooks, show_hooks
 from pwcc.compile.runtime.portable import Json, attempt, show, type_name
 
 
@@ -62,6 +63,7 @@ CHECKS: dict[str, Kind] = {
     "contains": Kind(compare.contains, lambda v: "none", lambda e: f"an entry {show(e)}"),
     "excludes": Kind(compare.excludes, lambda v: "one", lambda e: f"no entry {show(e)}"),
     "tensor": Kind(compare.tensor, compare.show_tensor, compare.show_facts, (list,)),
+    "hooks": Kind(compare.hooks, lambda v: show_hooks(module_hooks(v)), show_hooks, (list,)),
     "not_none": Kind(compare.not_none, lambda v: "None", lambda e: "a value"),
     "same": Kind(
         compare.same,

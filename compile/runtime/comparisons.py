@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pwcc.cache import strict
+from pwcc.compile.runtime.hooks import module_hooks
 from pwcc.compile.runtime.paths import Roots, Step, getter, parse_root, parse_step, show_path
 from pwcc.compile.runtime.portable import Json, NotPortable, attempt, describe, float_text, show, type_name
 
@@ -130,6 +131,11 @@ def excludes(expected: Json) -> Check:
     """Does not hold this key."""
     inner = contains(expected)
     return lambda value, roots: not inner(value, roots)
+
+
+def hooks(expected: Json) -> Check:
+    """Has these hooks in this order, whatever their ids in this process."""
+    return lambda value, _: module_hooks(value) == expected
 
 
 def not_none(expected: Json) -> Check:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from pwcc.cache.errors import CorruptEntry
@@ -40,21 +41,28 @@ _NODES = (
     ast.GtE,
 )
 _CALLS = {"max": max, "min": min}
+_TEXT = re.compile(r"[A-Za-z0-9_+\-*/%<>=!(), ]*")
+_GLUED = re.compile(r"\b[0-9]+[A-Za-z_]")  # "1and 2", of which Python warns, and numbers that are not decimal
 MAX_LENGTH = 4096
+MAX_DEPTH = 200  # levels of the syntax tree; Python's compiler recurses over them
+MAX_EXPRESSIONS = 100_000  # of one call; a parameter has a few per dimension
 
 
 def parse_expression(text: str, symbols: Sequence[str]) -> ast.expr:
     """Return the checked syntax tree of ``text``, whose only free names are ``symbols``.
 
     Raises:
-        CorruptEntry: the text is longer than 4,096 characters or leaves the grammar.
+        CorruptEntry: the text is longer than 4,096 characters, nested too deeply, or leaves the grammar.
     """
     if len(text) > MAX_LENGTH:
         raise CorruptEntry(f"expected a size expression of at most {MAX_LENGTH} characters, got {len(text)}")
     try:
+        if not _TEXT.fullmatch(text) or _GLUED.search(text):
+            raise ValueError
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise CorruptEntry(f"expected a size expression, got {text[:80]!r}") from None
+    _check_depth(tree, text)
     for node in ast.walk(tree):
         if not isinstance(node, _NODES):
             raise CorruptEntry(f"a size expression may not hold {type(node).__name__}: {text[:80]!r}")
@@ -67,6 +75,15 @@ def parse_expression(text: str, symbols: Sequence[str]) -> ast.expr:
         if isinstance(node, ast.Name) and id(node) not in called and node.id not in symbols:
             raise CorruptEntry(f"unknown symbol {node.id!r} in size expression {text[:80]!r}")
     return tree.body
+
+
+def _check_depth(tree: ast.AST, text: str) -> None:
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    raise CorruptEntry(f"a size expression may have {MAX_DEPTH} levels: {text[:80]!r}")
 
 
 def _is_call(node: ast.Call) -> bool:
@@ -101,6 +118,8 @@ def compile_expressions(
         CorruptEntry: as :func:`parse_expression`.
     """
     check_symbols(symbols)
+    if len(texts) > MAX_EXPRESSIONS:
+        raise CorruptEntry(f"expected at most {MAX_EXPRESSIONS} size expressions, got {len(texts)}")
     elements = [
         ast.Constant(text) if isinstance(text, int) else parse_expression(text, symbols) for text in texts
     ]

@@ -1,8 +1,12 @@
-"""Artifact: hooks that run around every module of a process, which compiled code cannot run."""
+"""Artifact: hooks, those around every module of a process and those of one module, as facts to compare."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.nn.modules import module
+
+from pwcc.compile.runtime.portable import Json, NotPortable, describe, type_name
 
 _GLOBAL = (
     "_global_forward_hooks",
@@ -12,7 +16,44 @@ _GLOBAL = (
     "_global_backward_pre_hooks",
 )
 
+HOOK_TABLES: dict[str, tuple[str, ...]] = {
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_backward_pre_hooks": (),
+    "_backward_hooks": (),
+}
+"""A module's tables of hooks by id, and the tables of the same ids that say how each is called."""
+
+ALL_HOOK_TABLES = frozenset({*HOOK_TABLES, *(side for sides in HOOK_TABLES.values() for side in sides)})
+
 
 def global_hooks() -> list[str]:
     """Return the names of torch's registries of global module hooks that are not empty."""
     return [name for name in _GLOBAL if getattr(module, name, None)]
+
+
+def module_hooks(holder: Any) -> Json:
+    """Return the hooks of one module in the order they run: ``[table, what, options]`` each.
+
+    The id under which torch keeps a hook counts the hooks of the whole process, so it is left out. A hook
+    that is no function is given by its type; the predicates on what it holds say the rest.
+    """
+    found: list[Json] = []
+    for table, sides in HOOK_TABLES.items():
+        for key, hook in getattr(holder, table, {}).items():
+            options: list[Json] = [side for side in sides if key in getattr(holder, side, {})]
+            found.append([table, _described(hook), options])
+    return found
+
+
+def _described(hook: object) -> Json:
+    try:
+        return describe(hook)
+    except NotPortable:
+        return ["object", type_name(type(hook))]
+
+
+def show_hooks(hooks: Any) -> str:
+    """Word what :func:`module_hooks` returned."""
+    names = ", ".join(f"{table}: {what[-1] if isinstance(what, list) else what}" for table, what, _ in hooks)
+    return f"hooks {names}" if names else "no hooks"

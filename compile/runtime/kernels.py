@@ -71,7 +71,7 @@ def _load_cpp(kernel: CppKernel, data: bytes) -> Callable[..., None]:
                 raise ImportError("no module spec")
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
-        except ImportError as error:
+        except (ImportError, SystemError) as error:  # SystemError: PyInit_kernel gave no module
             raise CorruptEntry(
                 f"expected a kernel that loads, got {error}",
                 where=kernel.name,

@@ -173,12 +173,16 @@ class Roots:
         return self.forward().__globals__ if kind == "globals" else self.forward()
 
     def _submodule(self, name: str) -> nn.Module:
-        found = self._submodules.get(name)
-        if found is None:
-            parent, _, last = name.rpartition(".")
-            child = self._submodule(parent)._modules.get(last)
+        below: list[str] = []  # a loop: a hostile name has as many levels as it has dots
+        while name not in self._submodules:
+            name, _, last = name.rpartition(".")
+            below.append(last)
+        found = self._submodules[name]
+        for last in reversed(below):
+            child = found._modules.get(last)
             if child is None:
                 raise Absent("no submodule")
+            name = f"{name}.{last}" if name else last
             self._submodules[name] = found = child
         return found
 

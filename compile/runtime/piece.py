@@ -106,11 +106,16 @@ class PieceLoader:
     def _constants(self, record: SealedPiece) -> Mapping[str, torch.Tensor]:
         if record.constants is None:
             return {}
+        from safetensors import SafetensorError
         from safetensors.torch import load
 
         # torch.device("cpu", 0) differs from plain "cpu" in comparisons, so the index only names GPUs
         device = "cpu" if self._device_type == "cpu" else f"{self._device_type}:{self._index}"
-        return {name: value.to(device) for name, value in load(self._read_blob(record.constants)).items()}
+        try:
+            found = load(self._read_blob(record.constants))
+        except (SafetensorError, KeyError) as error:  # KeyError: a dtype that this version does not know
+            raise CorruptEntry(f"expected constants as safetensors, got {error}") from None
+        return {name: value.to(device) for name, value in found.items()}
 
 
 def compile_program(source: bytes, *, where: str) -> CodeType:
@@ -121,7 +126,7 @@ def compile_program(source: bytes, *, where: str) -> CodeType:
     """
     try:
         return program_code.compile_text(source)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise CorruptEntry(f"expected a program for this torch, got {error}", where=where) from error
 
 

@@ -38,6 +38,7 @@ from pwcc.compile.runtime.portable import Json
 
 SCHEMA = 1
 MAX_RULES = 200_000  # a 128-layer decoder has under 400 distinct rules
+MAX_PREDICATES = 1_000_000  # rules times roots, each checked at a load; that decoder has some 50,000
 MAX_BYTES = 16 * 1024 * 1024
 DEFAULT_LIMIT = 20
 
@@ -149,6 +150,8 @@ class PredicateSet:
 
         groups = fields.list_("groups", parse_group, max_items=MAX_RULES)
         fields.done()
+        if sum(len(group.roots) * len(group.rules) for group in groups) > MAX_PREDICATES:
+            raise CorruptEntry(f"expected at most {MAX_PREDICATES} predicates", where=where)
         return cls(rules, groups)
 
     def check(
@@ -223,7 +226,8 @@ def _parse_rule(value: object, where: str) -> Rule:
     steps = _list(found[0], where)
     test = strict.as_str(found[1], where)
     if len(steps) > MAX_STEPS or test not in CHECKS:
-        raise CorruptEntry(f"expected at most {MAX_STEPS} steps and a known test, got {test!r}", where=where)
+        got = strict.shown(test)
+        raise CorruptEntry(f"expected at most {MAX_STEPS} steps and a known test, got {got}", where=where)
     expected: Json = found[2]  # type: ignore[assignment]  # just parsed from JSON
     CHECKS[test].validate(expected, where)
     return Rule(

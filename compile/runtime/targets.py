@@ -105,8 +105,11 @@ def _find(target: str, parts: list[str]) -> object:
         require_method(name)
         return getattr(torch.Tensor, name)
     if parent == "torch":
-        found = getattr(torch, name)
-        return found if hasattr(_FUNCTIONS, name) or name in torch.functional.__all__ else None
+        if hasattr(_FUNCTIONS, name) or name in torch.functional.__all__:
+            return getattr(torch, name)
+        if name in vars(torch):
+            return None
+        raise AttributeError(name)  # not getattr: torch imports some of its modules when they are asked for
     if parent in _BINDINGS:
         return _builtin(importlib.import_module(parent), name)
     if parent in _PYTHON_MODULES:

@@ -44,6 +44,10 @@ class InductorResult:
     guards: tuple[tuple[Any, str | None], ...]
 
 
+NO_LINE_INFO = "TRITON_DISABLE_LINE_INFO"
+"""The variable that is set while pieces compile, whatever the user set it to."""
+
+
 @contextlib.contextmanager
 def private_caches(directory: Path) -> Iterator[None]:
     """Set what Inductor and Triton read from the environment only: their directories, and no line info.
@@ -53,7 +57,7 @@ def private_caches(directory: Path) -> Iterator[None]:
     wanted = {
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
         "TRITON_CACHE_DIR": str(directory / "triton"),
-        "TRITON_DISABLE_LINE_INFO": "1",
+        NO_LINE_INFO: "1",
     }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

@@ -159,6 +159,8 @@ PATHLESS = {
     "CallMethodItemSource": "a scalar read from a tensor",
     "CurrentStreamSource": "a stream",
     "BackwardStateSource": "training only",
+    "ContextVarGetSource": "a context variable: it belongs to the call, not to the model",  # 2.14
+    "UnwrapCollectiveTensorSource": "collectives are not sealed",  # 2.14
 }
 """Source classes without a portable path, and why; guards on them are refused by name."""
 

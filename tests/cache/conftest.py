@@ -13,6 +13,7 @@ from pwcc.cache.factors import FactorTree, entry_key, lookup_key
 from pwcc.cache.ids import BlobDigest, EntryKey, LookupKey, factor_digest
 from pwcc.cache.manifest import DeviceSummary, Manifest, ModelSummary, Program, UniquePiece, Variant
 from pwcc.cache.requirements import Requirement
+from pwcc.cache.sealed import CppKernel, InputFacts, SealedPiece
 from pwcc.cache.sources import SourceRecord
 from pwcc.cache.store import Store
 
@@ -32,8 +33,24 @@ def put_blobs(store: Store, *, name: str = "toy", layers: int = 2) -> Manifest:
     kernel = put(b"\x7fELF kernel of " + name.encode())
     records = []
     for index in range(6):
-        record = {"schema": 1, "kernels": [{"name": f"k{index}", "kind": "cpp", "blob": kernel}]}
-        records.append(put(strict.canonical(record)))
+        record = SealedPiece(
+            source=put(f"def bind(kernels, constants, device_index): return k{index}\n".encode()),
+            code=None,
+            device_type="cpu",
+            inputs=(InputFacts("tensor", "float32", ("s0", 4), (4, 1)),),
+            outputs=1,
+            mutated=(),
+            realigned=(),
+            aligned=(0,),
+            kernels=(CppKernel(f"k{index}", kernel, ("const float*",)),),
+            externs=(),
+            fallbacks=(),
+            ops=("aten.add.Tensor",),
+            constants=None,
+            tuned=False,
+            requirements=(),
+        )
+        records.append(put(record.to_bytes()))
     unique = tuple(
         UniquePiece(factor_digest(f"{name}{i}".encode()), f"piece_{i}", ("aten.mm.default", "aten.add.Tensor"))
         for i in range(3)

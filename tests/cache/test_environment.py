@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import importlib.util
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from pwcc.cache.environment import EXCLUDED, READ, environment_factors, exclusion, is_factor, shown
+from pwcc.cache.environment import (
+    EXCLUDED,
+    READ,
+    environment_factors,
+    exclusion,
+    is_factor,
+    shown,
+    shown_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +110,103 @@ def test_import_reads_no_environment() -> None:
         "assert 'torch' not in sys.modules and 'filelock' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Completeness: every variable that the installed compilers read in Python is decided by one of the two tables
+
+READS = re.compile(
+    r"""(?:os\.environ(?:\.get|\.pop|\.setdefault)?[(\[]|os\.getenv\(|env_name_(?:force|default)\s*=\s*\[?)"""
+    r"""\s*["']([A-Z][A-Z0-9_]{2,})["']"""
+)
+KNOBS = re.compile(r"env_\w+\(\s*[\"']([A-Z][A-Z0-9_]{2,})[\"']")
+
+# Read by them, matched by no table, and no factor: each with the reason.
+ELSEWHERE = {
+    "CC": "a compiler's path; its version is a compiler factor",
+    "CXX": "a compiler's path; its version is a compiler factor",
+    "CUDACXX": "a compiler's path; the CUDA version is a compiler factor",
+    "PATH": "a location",
+    "LD_LIBRARY_PATH": "a location",
+    "LD_PRELOAD": "which libraries a process has, not what is compiled",
+    "CONDA_PREFIX": "a location",
+    "CONDA_EXE": "a location",
+    "VIRTUAL_ENV": "a location",
+    "PROGRAMFILES": "a location, Windows",
+    "SYSTEMROOT": "a location, Windows",
+    "CI": "changes no code",
+    "USER": "an identity",
+    "MAX_JOBS": "how many compilers run at once",
+    "LOCAL_RANK": "an identity",
+    "LOCAL_WORLD_SIZE": "an identity",
+    "ROLE_RANK": "an identity",
+    "RANK": "an identity",
+    "WORLD_SIZE": "an identity",
+    "MAST_HPC_JOB_NAME": "an identity",
+    "ROCR_VISIBLE_DEVICES": "an identity",
+    "PT2_COMPILE_ID_PREFIX": "a name in logs",
+    "LOG_TLPARSE": "logging",
+    "LOG_AUTOTUNE_RESULTS": "logging",
+    "USE_IR_LOC": "line information, switched off by the sealing profile",
+    "FX_GRAPH_SHOW_DEVICE": "drawings of graphs",
+    "FX_GRAPH_SHOW_META": "drawings of graphs",
+    "FX_GRAPH_SHOW_STRIDE": "drawings of graphs",
+    "DUMP_AOTI_MINIFIER": "dumps",
+    "DISABLE_SUBPROCESS": "how compile work is scheduled",
+    "BENCHMARK_USE_DEV_SHM": "where a benchmark keeps its files",
+    "DISABLE_CUPTI_LAZY_REINIT": "the profiler",
+    "TEARDOWN_CUPTI": "the profiler",
+    "VCT": "the profiler",
+    "TVM_SCHEDULER": "a backend of Dynamo that pwcc does not use",
+    "JAX_PLATFORMS": "a backend that pwcc does not use",
+}
+FOLDERS = (
+    ("torch", ("_inductor", "_dynamo", "_functorch", "_higher_order_ops", "fx", "compiler", "_subclasses")),
+    ("triton", ("knobs.py", "backends", "compiler", "runtime")),
+)
+
+
+def read_variables() -> Iterator[tuple[str, str]]:
+    for package, parts in FOLDERS:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            continue
+        root = Path(spec.submodule_search_locations[0])
+        for part in parts:
+            files = [root / part] if part.endswith(".py") else sorted((root / part).rglob("*.py"))
+            for file in files:
+                if file.is_file():
+                    for name in {*READS.findall(text := file.read_text()), *KNOBS.findall(text)}:
+                        yield name, f"{file.relative_to(root.parent)}"
+
+
+def test_every_variable_that_the_compilers_read_is_decided() -> None:
+    found = dict(read_variables())
+    assert len(found) > 200  # else the patterns above find nothing
+    decided = {name for name in found if is_factor(name) or exclusion(name) is not None or name in ELSEWHERE}
+    assert {name: place for name, place in found.items() if name not in decided} == {}
+    assert [name for name in ELSEWHERE if is_factor(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TRITON_SERVICE_HOST",
+        "TRITON_SERVICE_PORT_HTTP",
+        "TRITON_PORT",
+        "TRITON_PORT_8000_TCP",
+        "TORCH_PORT_53_UDP_ADDR",
+        "CUDA_WORKER_POD_NAME",
+        "GOMP_CPU_AFFINITY",
+        "KMP_AFFINITY",
+        "CUDA_DRIVER_VERSION",
+    ],
+)
+def test_what_an_orchestrator_or_an_image_sets_is_no_factor(name: str) -> None:
+    found = exclusion(name)
+    assert found is not None
+    assert not is_factor(name)
+
+
+def test_a_credential_is_digested_even_when_it_is_short() -> None:
+    assert shown_of("TORCHINDUCTOR_X", "abc") == "abc"
+    assert shown_of("TORCHINDUCTOR_X_TOKEN", "abc").startswith("digest:")

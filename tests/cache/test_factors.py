@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import enum
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -28,6 +31,19 @@ trees = st.builds(
     groups,
     groups,
     groups,
+)
+
+
+GOLDEN_GROUPS = {
+    "environment": "def8a04cdfb6badfb6df36c1c1dec3f9",
+    "configuration": "f3c2c45fdc6963e9a370aef4a11e4097",
+    "sources": "0ab89e069389a901b1d8e145f445045b",
+    "compiler": "af35f1ab107aa3f19f72a8c2e2250a71",
+}
+GOLDEN_KEYS = (
+    "3df84e475f17d242768c58f74e10e202",
+    "41ae6da25bc594123aaefd843eb0ddf8",
+    "da5edc934d8bb77d79be8ee210b40cf2",
 )
 
 
@@ -110,6 +126,72 @@ def test_the_same_factor_in_another_group_is_another_key() -> None:
 def test_entry_and_lookup_keys_of_one_tree_differ() -> None:
     tree = FactorTree.of(compiler={"torch": "2.13.0"})
     assert len({tree.digest(), entry_key(tree), lookup_key(tree)}) == 3
+
+
+def test_golden_bytes_of_a_tree() -> None:
+    """What is hashed and stored, byte by byte: changing any of it orphans every cache in the field."""
+    tree = FactorTree.of(
+        environment={"TORCHINDUCTOR_FREEZING": "1", "MKL_CBWR": "AVX2"},
+        configuration={"model": "builtin:x", "options": {"sizes": (1, 2), "profile": None, "eps": 1e-5}},
+        sources={"m:m.py": "0" * 32},
+        compiler={"torch": "2.13.0", "é": [True, -0.0]},
+    )
+    assert strict.canonical(tree.to_json()).decode() == (
+        '{"compiler":{"torch":"2.13.0","é":[true,-0.0]},'
+        '"configuration":{"model":"builtin:x","options":{"eps":1e-05,"profile":null,"sizes":[1,2]}},'
+        '"environment":{"MKL_CBWR":"AVX2","TORCHINDUCTOR_FREEZING":"1"},"schema":1,'
+        '"sources":{"m:m.py":"00000000000000000000000000000000"}}'
+    )
+    assert tree.group_digests() == GOLDEN_GROUPS
+    assert (tree.digest(), entry_key(tree), lookup_key(tree)) == GOLDEN_KEYS
+
+
+@given(st.data(), trees)
+def test_any_one_change_changes_the_key_and_is_named(data: st.DataObject, tree: FactorTree) -> None:
+    group = data.draw(st.sampled_from(GROUPS))
+    name = data.draw(text.filter(bool))
+    value = data.draw(values)
+    recorded: dict[str, object] = {g: {f.name: f.value for f in factors} for g, factors in tree.groups()}
+    changed = FactorTree.of(**{**recorded, group: {**recorded[group], name: value}})  # type: ignore[arg-type,dict-item]
+    found = diff(tree, changed)
+    assert (entry_key(tree) == entry_key(changed)) is (not found)
+    assert (lookup_key(tree) == lookup_key(changed)) is (not found)
+    assert all(change.path.startswith(f"{group}/{name}") for change in found)
+    same = [g for g, digest in tree.group_digests().items() if digest == changed.group_digests()[g]]
+    assert same == [g for g in GROUPS if g != group or not found]
+
+
+PROCESS = """
+import json, random, sys
+names = ["b", "a", "é", "aa", ""]
+random.seed(int(sys.argv[1])); random.shuffle(names)
+if int(sys.argv[1]) % 2:
+    import pwcc.cache.store, pwcc.cache.environment  # another import order
+from pwcc.cache.factors import FactorTree, entry_key
+from pwcc.cache.policy import Policy
+options = {name: {"set": set("xyz"), name + "k": name} for name in names}
+environ = {"OMP_NUM_THREADS": "1", "MYAPP_B": "/home/me/x", "MYAPP_A": "2"}
+environ = dict(random.sample(list(environ.items()), len(environ)))
+policy = Policy.of(include=set(["MYAPP_*", "OTHER"]), exclude=set(["TORCH_X", "TORCH_Y"]))
+tree = FactorTree.of(
+    environment=policy.factors(environ), configuration={"options": options, "policy": policy.to_json()}
+)
+print(entry_key(tree), json.dumps(tree.group_digests()))
+"""
+
+
+def test_hash_seed_dict_order_and_import_order_do_not_matter() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", PROCESS, str(number)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": str(number * 7919)},
+        ).stdout
+        for number in range(5)
+    }
+    assert len(found) == 1
 
 
 def test_golden_keys() -> None:

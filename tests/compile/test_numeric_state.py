@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pwcc.cache import strict
-from pwcc.compile.numeric_state import MIXED, numeric_state
+from pwcc.compile.numeric_state import UNREADABLE, numeric_state
 
 
 @contextlib.contextmanager
@@ -43,6 +43,15 @@ def warn_only() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def priority() -> Iterator[None]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    order = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    with sdpa_kernel([*order, SDPBackend.CUDNN_ATTENTION], set_priority=True):
+        yield
 
 
 class Mode(torch.overrides.TorchFunctionMode):
@@ -80,6 +89,11 @@ CHANGES: dict[str, tuple[Callable[[], AbstractContextManager[object]], set[str]]
         lambda: call(CUDA.allow_fp16_bf16_reduction_math_sdp, True, False),
         {"sdpa.math_reduction"},
     ),
+    "sdpa priority": (priority, {"sdpa.priority"}),
+    "fast path": (
+        lambda: call(torch.backends.mha.set_fastpath_enabled, False, True),
+        {"mha_fastpath"},
+    ),
     "cudnn": (lambda: attribute(CUDNN, "enabled", False), {"cudnn.enabled"}),
     "cudnn deterministic": (lambda: attribute(CUDNN, "deterministic", True), {"cudnn.deterministic"}),
     "function mode": (Mode, {"function_modes"}),
@@ -99,6 +113,19 @@ def test_each_mode_changes_its_own_entry(name: str) -> None:
     assert numeric_state() == before
 
 
+def test_cudnns_place_in_the_sdpa_priority_does_not_count() -> None:
+    """torch moves it by itself when it meets a GPU."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *others], set_priority=True):
+        first, order = numeric_state(), torch._C._get_sdp_priority_order()
+    with sdpa_kernel([*others, SDPBackend.CUDNN_ATTENTION], set_priority=True):
+        assert torch._C._get_sdp_priority_order() != order
+        assert numeric_state() == first
+    assert first["sdpa.priority"] == [kind for kind in order if kind != SDPBackend.CUDNN_ATTENTION.value]
+
+
 def test_the_autocast_type_counts() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         first = numeric_state()
@@ -109,41 +136,75 @@ def test_the_autocast_type_counts() -> None:
 def test_state_is_json() -> None:
     state = numeric_state()
     assert json.loads(strict.canonical(state)) == state
-    assert MIXED not in state.values()
+    assert UNREADABLE not in state.values()
 
 
 PRECISION = """
-import json, sys, torch
+import json, os, sys, torch
 from pwcc.compile.numeric_state import numeric_state
-before = numeric_state()
-{change}
-after = numeric_state()
-changed = sorted(n for n in before if before[n] != after.get(n))
-print(json.dumps([changed, torch.cuda.is_initialized(), "torch._dynamo" in sys.modules]))
+
+def state_after(change):
+    # the two APIs, once mixed, cannot be told apart again: each change in a process of its own
+    read, write = os.pipe()
+    if os.fork() == 0:
+        exec(change)
+        os.write(write, json.dumps([numeric_state(), torch.cuda.is_initialized()]).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        text = answer.read()
+    os.wait()
+    return json.loads(text)
+
+print(json.dumps([state_after(change) for change in json.loads(sys.argv[1])]))
+assert "torch._dynamo" not in sys.modules
 """
 
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ("torch.set_float32_matmul_precision('high')", "float32_matmul_precision"),
-        ("torch.backends.cuda.matmul.allow_tf32 = True", "cuda.matmul.allow_tf32"),
-        ("torch.backends.cudnn.allow_tf32 = False", "cudnn.allow_tf32"),
-        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "fp32_precision.cuda.matmul"),
-        ("torch.backends.mkldnn.matmul.fp32_precision = 'bf16'", "fp32_precision.mkldnn.matmul"),
-        ("torch.backends.fp32_precision = 'tf32'", "fp32_precision.generic.all"),
-        ("torch.backends.cudnn.conv.fp32_precision = 'ieee'", "fp32_precision.cuda.conv"),
-    ],
+MATMUL = {"fp32_precision.cuda.matmul", "fp32_precision.mkldnn.matmul"}
+CONV = {"fp32_precision.cuda.conv", "fp32_precision.cuda.rnn"}
+OF_MKLDNN = {f"fp32_precision.mkldnn.{part}" for part in ("all", "conv", "matmul", "rnn")}
+CHANGED: dict[str, set[str]] = {
+    "torch.set_float32_matmul_precision('high')": MATMUL,
+    "torch.set_float32_matmul_precision('medium')": MATMUL,
+    "torch.backends.cuda.matmul.allow_tf32 = True": {"fp32_precision.cuda.matmul"},
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": {"fp32_precision.cuda.matmul"},
+    "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'": {"fp32_precision.mkldnn.matmul"},
+    "torch.backends.fp32_precision = 'tf32'": {"fp32_precision.cuda.matmul", *OF_MKLDNN},
+    "torch.backends.fp32_precision = 'ieee'": CONV,
+    "torch.backends.cudnn.allow_tf32 = False": CONV,
+    "torch.backends.cudnn.conv.fp32_precision = 'ieee'": {"fp32_precision.cuda.conv"},
+    # what is the default already is no change, whoever says so
+    "torch.set_float32_matmul_precision('highest')": set(),
+    "torch.backends.cuda.matmul.allow_tf32 = False": set(),
+    "torch.backends.cuda.matmul.fp32_precision = 'ieee'": set(),
+    "torch.backends.mkldnn.matmul.fp32_precision = 'none'": set(),
+    "torch.backends.cudnn.allow_tf32 = True": set(),
+}
+BOTH_BACKENDS = (
+    "torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = 'tf32'"
 )
-def test_float32_precision_is_seen_through_either_api(change: str, expected: str) -> None:
-    """In a process of its own: the two APIs, once mixed, cannot be told apart again."""
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, dict[str, Any]]:
+    """The state after each change, by the change."""
+    changes = ["pass", BOTH_BACKENDS, *CHANGED]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PRECISION.format(change=change)],
+        [sys.executable, "-W", "error", "-c", PRECISION, json.dumps(changes)],
         capture_output=True,
         text=True,
         check=True,
     )
-    changed, initialised, dynamo = json.loads(done.stdout)
-    assert expected in changed
-    assert not initialised
-    assert not dynamo
+    answers = json.loads(done.stdout)
+    assert not any(initialised for _, initialised in answers)
+    return dict(zip(changes, [state for state, _ in answers], strict=True))
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_float32_precision_is_seen_through_either_api(states: dict[str, dict[str, Any]], change: str) -> None:
+    assert differing(states["pass"], states[change]) == CHANGED[change]
+
+
+def test_both_apis_give_one_state(states: dict[str, dict[str, Any]]) -> None:
+    """``high`` is tf32 in both back ends: set so through the newer API, it is the same state."""
+    assert states[BOTH_BACKENDS] == states["torch.set_float32_matmul_precision('high')"]

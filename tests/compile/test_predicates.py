@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -18,11 +19,12 @@ import torch
 from torch import nn
 
 from pwcc.cache.errors import UnsealableError
-from pwcc.compile.guard_table import GUARDS, Refused
+from pwcc.compile.guard_table import GUARDS, Refused, rows
 from pwcc.compile.predicates import Collected, collect
 from pwcc.compile.runtime.predicates import PredicateSet
 from pwcc.compile.torch_private.guards import GuardView, guard_types
 from pwcc.compile.torch_private.sources import KNOWN_SOURCES, source_types
+from tests.conftest import REPOSITORY
 
 MODEL = """
 import enum
@@ -160,6 +162,20 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_table_covers_every_guard_type_of_this_torch() -> None:
     assert sorted(set(guard_types()) - set(GUARDS)) == []
+
+
+def test_what_the_table_has_beyond_this_torch_is_of_a_later_one() -> None:
+    """And nothing that this torch has is marked as later: the versions in the table are right."""
+    version = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
+    since = {name: tuple(map(int, text.split("."))) for name, _, text in rows()}
+    assert {name for name, first in since.items() if first <= version} == set(guard_types())
+
+
+def test_the_guide_shows_the_table_as_it_is() -> None:
+    text = (REPOSITORY / "docs/guards.md").read_text()
+    lines = [f"| `{name}` | {how} | {since} |" for name, how, since in rows()]
+    shown = [line for line in text.splitlines() if re.match(r"\| `[A-Z_]+` \|", line)]
+    assert shown == lines
 
 
 def test_every_source_class_of_this_torch_has_steps_or_a_reason() -> None:
@@ -391,3 +407,88 @@ def test_other_models_in_the_process_do_not_matter(qwen: Callable[..., nn.Module
     )
     transformers.AutoModelForCausalLM.from_config(config)
     assert found.check(qwen()) == []
+
+
+# Hooks
+
+
+def doubling(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+    return output * 2
+
+
+def with_kwargs(module: nn.Module, args: object, kwargs: object, output: torch.Tensor) -> torch.Tensor:
+    return output + 1
+
+
+def before(module: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    return (args[0] + 3,)
+
+
+def scaled(by: float) -> Callable[..., torch.Tensor]:
+    def hook(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+        return output * by
+
+    return hook
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.two(self.one(x))
+        return out
+
+
+def hooked(*names: str, ids: int = 0) -> Hooked:
+    """A model with hooks, in a process where ``ids`` hooks were registered before."""
+    for _ in range(ids):
+        nn.Identity().register_forward_hook(doubling)
+    model = Hooked().eval()
+    for name in names:
+        if name == "doubling":
+            model.one.register_forward_hook(doubling)
+        elif name == "kwargs":
+            model.one.register_forward_hook(with_kwargs, with_kwargs=True)
+        elif name == "before":
+            model.two.register_forward_pre_hook(before)
+        elif name == "always":
+            model.one.register_forward_hook(doubling, always_call=True)
+        elif name.startswith("scaled"):
+            model.one.register_forward_hook(scaled(float(name.split()[1])))
+    return model
+
+
+HOOKS = ("doubling", "kwargs", "before", "scaled 0.5")
+
+
+@pytest.fixture(scope="session")
+def of_hooks() -> PredicateSet:
+    found = trace_guards(hooked(*HOOKS), (torch.randn(3, 4),))
+    assert found.covers()["hooks"] > 0
+    return PredicateSet.from_json(PredicateSet.of(found.predicates).to_json())
+
+
+def test_hooks_are_compared_without_the_ids_of_a_process(of_hooks: PredicateSet) -> None:
+    """In another process, or later in this one, the same hooks have other ids."""
+    assert of_hooks.check(hooked(*HOOKS, ids=7)) == []
+    assert of_hooks.check(hooked(*HOOKS, ids=3)) == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        ("doubling", "kwargs", "scaled 0.5"),
+        ("kwargs", "doubling", "before", "scaled 0.5"),
+        ("doubling", "kwargs", "before", "scaled 0.25"),
+        ("always", "kwargs", "before", "scaled 0.5"),
+        ("doubling", "kwargs", "before", "scaled 0.5", "doubling"),
+        ("doubling", "doubling", "before", "scaled 0.5"),
+    ],
+    ids=["none", "one less", "another order", "another closure", "called otherwise", "one more", "another"],
+)
+def test_other_hooks_are_another_model(of_hooks: PredicateSet, names: tuple[str, ...]) -> None:
+    found = [str(violation) for violation in of_hooks.check(hooked(*names))]
+    assert any("hook" in text for text in found), found

@@ -1,0 +1,140 @@
+"""``pwcc explain``: whether a cache would serve a model, here or on a recorded host, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pwcc.cli import output
+from pwcc.cli.invocation import DebugOption, JsonOption
+from pwcc.cli.model_options import (
+    ArgOption,
+    ArgsFileOption,
+    DeviceOption,
+    DtypeOption,
+    InputOption,
+    ModelOption,
+    TagOption,
+)
+from pwcc.cli.policy_options import ConfigOption, EnvExcludeOption, EnvIncludeOption, given_policy, site_policy
+from pwcc.cli.request_options import (
+    Asked,
+    AutotuneOption,
+    CpuIsaOption,
+    MaxTokensOption,
+    ProfileOption,
+    SizesOption,
+    SplittingOption,
+    ask,
+)
+from pwcc.cli.store_options import CacheDirOption, LayerOption, open_store
+
+if TYPE_CHECKING:
+    from pwcc.cache.explain import Answer
+
+
+def explain(
+    *,
+    model: ModelOption,
+    cache_dir: CacheDirOption = None,
+    layer: LayerOption = None,
+    sizes: SizesOption = "",
+    max_tokens: MaxTokensOption = 8192,
+    arg: ArgOption = None,
+    args_file: ArgsFileOption = None,
+    inputs: InputOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    splitting_ops: SplittingOption = "pwcc::attention",
+    autotune: AutotuneOption = False,
+    cpu_isa: CpuIsaOption = "native",
+    profile: ProfileOption = None,
+    tag: TagOption = None,
+    target: Annotated[
+        Path | None,
+        typer.Option(metavar="HOST.JSON", help="Answer for the host that 'pwcc env --json' described."),
+    ] = None,
+    config: ConfigOption = None,
+    env_include: EnvIncludeOption = None,
+    env_exclude: EnvExcludeOption = None,
+    json: JsonOption = False,
+    _debug: DebugOption = False,
+) -> None:
+    """Say whether a load and a compile would hit, and why not.
+
+    Builds the model, without weights; traces and compiles nothing. Exit code 0 if one of the two would be
+    a hit, 4 if only the host stands in the way, else 3.
+    """
+    from pwcc.cache import ownership
+    from pwcc.cache.trust import restrict
+
+    store = open_store(cache_dir, layer, layered=True)  # a wrong path is said before torch is imported
+    restrict(store)  # as PWCC_REQUIRE_SIGNATURE says: what a load would refuse is no hit
+    if not ownership.is_trusted_by_name(store.root):
+        for concern in ownership.concerns(store.root):
+            output.word(f"warning: pwcc.load refuses this directory without --trust-dir: {concern}")
+    policy = site_policy(config, env_include, env_exclude)
+    record = None
+    if target is not None:
+        from pwcc.cache.host_record import read_host_record
+
+        record = read_host_record(target)
+        device = "cpu"  # the model is built here, for a host that is not here
+    ready, request = ask(
+        Asked(
+            model=model,
+            arg=arg or (),
+            args_file=args_file,
+            inputs=inputs or (),
+            device=device,
+            dtype=dtype,
+            sizes=sizes,
+            max_tokens=max_tokens,
+            splitting_ops=splitting_ops,
+            autotune=autotune,
+            cpu_isa=cpu_isa,
+            profile=profile,
+            tag=tag,
+            policy=policy,
+        )
+    )
+
+    from pwcc.compile.build_factors import build_factors
+    from pwcc.compile.explain import explain_compile, explain_load
+    from pwcc.compile.here import Here
+
+    here = Here.now(ready.built.module, request.target, tag=tag)
+    if record is not None:
+        here = here.on(record)
+    asked = given_policy(env_include, env_exclude)
+    answers = [explain_load(store, here, profile=profile, policy=asked)]
+    if record is None:
+        build = build_factors(request.options, request.target, request.identity, request.args, policy)
+        answers.append(explain_compile(store, here, request, build))
+    code = exit_code(answers)
+    if json:
+        output.data_json(
+            {
+                "lookup_key": here.lookup_key,
+                "exit_code": code,
+                "target": None if record is None else record.device.to_json(),
+                "answers": [answer.to_json() for answer in answers],
+            }
+        )
+    else:
+        lines = [f"lookup key {here.lookup_key}"]
+        if record is not None:
+            lines.append(f"on {here.device_label}, torch {record.torch}")
+            lines.append("the model's sources and what its own code reads are taken to be as here")
+        output.data([*lines, *(line for answer in answers for line in answer.lines())])
+    if code:
+        raise typer.Exit(code)
+
+
+def exit_code(answers: Sequence[Answer]) -> int:
+    """Return 0 if something would hit, 4 if only the host keeps an entry from serving, else 3."""
+    codes = [answer.outcome.exit_code for answer in answers]
+    return 0 if 0 in codes else max(codes)

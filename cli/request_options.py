@@ -1,0 +1,88 @@
+"""What a compile would be asked for, as options of the commands that only ask about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from pwcc.cli.model_options import ModelOptions, ReadyModel, build_model
+
+if TYPE_CHECKING:
+    from pwcc.cache.policy import Policy
+    from pwcc.compile.request import Request
+
+SizesOption = Annotated[str, typer.Option("--sizes", metavar="1,2,4,8", help="As for compile.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="As for compile.")]
+SplittingOption = Annotated[str, typer.Option("--splitting-ops", metavar="A::B,C::D", help="As for compile.")]
+AutotuneOption = Annotated[bool, typer.Option("--autotune", help="As for compile.")]
+CpuIsaOption = Annotated[Literal["avx2", "avx512", "native"], typer.Option("--cpu-isa", help="As for compile.")]
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="As for compile and load.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of one compile, as the user gave them."""
+
+    model: str
+    arg: Sequence[str]
+    args_file: Path | None
+    inputs: Sequence[str]
+    device: str | None
+    dtype: str | None
+    sizes: str
+    max_tokens: int
+    splitting_ops: str
+    autotune: bool
+    cpu_isa: str
+    profile: str | None
+    tag: str | None
+    policy: Policy
+
+
+def ask(given: Asked) -> tuple[ReadyModel, Request]:
+    """Build the model, without weights, and return it with the request; traces nothing.
+
+    Raises:
+        UsageError: a wrong option. ModelError: the model's own code failed.
+    """
+    from pwcc.capture.sizes import parse_sizes
+    from pwcc.cli.splitting import parse_splitting_ops
+
+    sizes = parse_sizes(given.sizes, max_tokens=given.max_tokens)
+    cuts = parse_splitting_ops(given.splitting_ops)
+    options = ModelOptions(
+        model=given.model,
+        arg=given.arg,
+        args_file=given.args_file,
+        inputs=given.inputs,
+        device=given.device,
+        dtype=given.dtype,
+        seed=0,
+    )
+    ready = build_model(options, weights="none")
+
+    from pwcc.compile.request import make_request
+
+    request = make_request(
+        ready.built.module,
+        specs=ready.specs,
+        sizes=sizes,
+        max_tokens=given.max_tokens,
+        device=ready.device,
+        identity=ready.built.identity,
+        args=ready.built.args,
+        splitting_ops=cuts,
+        autotune=given.autotune,
+        cpu_isa=given.cpu_isa,
+        profile=given.profile,
+        build_observed=False,
+        tag=given.tag,
+        policy=given.policy,
+    )
+    return ready, request

@@ -1,0 +1,1 @@
+"""Serve: a small continuous-batching server over ``pwcc.load`` and ``GraphRunner``; see ``serve.py``."""

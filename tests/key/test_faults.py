@@ -1,0 +1,47 @@
+"""The list of known faults names tests that exist."""
+
+from __future__ import annotations
+
+import re
+
+from tests.conftest import REPOSITORY
+
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+OF_THE_KEY = {
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    9,
+    10,
+    11,
+    13,
+    14,
+    15,
+    *range(18, 23),
+    *range(24, 29),
+    32,
+    75,
+    76,
+    77,
+    79,
+    99,
+    103,
+}
+
+
+def test_every_named_test_exists_and_every_report_has_a_row() -> None:
+    text = (REPOSITORY / "docs/faults.md").read_text()
+    named = NAMED.findall(text)
+    assert len(named) > len(OF_THE_KEY)
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not re.search(rf"^ *def {name}\(", (REPOSITORY / path).read_text(), re.MULTILINE)
+    ]
+    assert missing == []
+    rows = {int(number) for number in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    assert sorted(OF_THE_KEY - rows) == []
