@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Warm
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
 
@@ -29,15 +31,56 @@ def test_the_benchmark_tables_are_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_serving_example_is_short_and_imports_what_exists() -> None:
-    (code,) = blocks("python")
-    tree = ast.parse(code)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 18
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom):
-            assert node.module
-            module = importlib.import_module(node.module)
-            assert all(hasattr(module, alias.name) for alias in node.names)
+def test_the_python_examples_are_short_and_import_what_exists() -> None:
+    assert blocks("python")
+    for code in blocks("python"):
+        assert len([line for line in code.splitlines() if line.strip()]) <= 18
+        for node in ast.parse(code).body:
+            if isinstance(node, ast.ImportFrom):
+                assert node.module
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+@pytest.mark.slow
+def test_the_python_examples_run_one_after_the_other(llama: Warm, tmp_path: Path) -> None:
+    """Each runs in the one before it; the model is the fixture's, which has fewer layers."""
+    code = "\n".join(blocks("python"))
+    built = 'build(ModelRef.parse("llama-tiny"), '
+    assert code.count(built) == 1
+    (tmp_path / "warm").symlink_to(llama.root)
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace(built, built + 'args={"layers": 2}, ')],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    eager_order, *_, replayed, decision = done.stdout.splitlines()
+    assert eager_order == replayed
+    assert "PIECEWISE" in decision
+
+
+def test_every_command_and_variable_is_in_a_table() -> None:
+    listed = set(re.findall(r"^\| `pwcc (\w+)", TEXT, re.MULTILINE))
+    assert listed == set(click_commands())
+    read = {
+        name
+        for folder in ("cache", "cli", "compile", "capture")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r"\"(PWCC_\w+)\"", path.read_text())
+    }
+    assert set(re.findall(r"^\| `(PWCC_\w+)`", TEXT, re.MULTILINE)) == read
+
+
+def click_commands() -> list[str]:
+    import typer.main
+
+    from pwcc.cli.app import app
+
+    group = typer.main.get_group(app)
+    return list(group.commands)
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"pwcc (\w+) [^`\n]*--", TEXT))))
