@@ -5,7 +5,6 @@ python benchmarks/bench_cli_start.py [--quick] [--repeat 20]
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import subprocess
 import sys
@@ -14,12 +13,7 @@ import time
 from pathlib import Path
 
 import lab
-
-from pwcc.cache import strict
-from pwcc.cache.ids import BlobDigest, EntryKey, LookupKey, factor_digest
-from pwcc.cache.manifest import DeviceSummary, Manifest, ModelSummary, Program, UniquePiece, Variant
-from pwcc.cache.sources import SourceRecord
-from pwcc.cache.store import Store
+from many_entries import fill
 
 ENTRIES = 1000
 BUDGETS_MS = {"pwcc --help": 150, "pwcc --version": 150, f"pwcc inspect ({ENTRIES:,} entries)": 300}
@@ -34,7 +28,7 @@ def main() -> None:
     repeat = 3 if given.quick else given.repeat
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "cache"
-        fill(store)
+        fill(store, ENTRIES, own_blobs=0)
         commands = {
             **{
                 name: ([sys.executable, "-m", "pwcc", *argv], budget)
@@ -65,65 +59,6 @@ def measure(command: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return (time.perf_counter() - start) * 1000
-
-
-def fill(root: Path) -> None:
-    """Write a store whose entries have manifests of an 8B model's size: 33 pieces, 3 unique, 5 variants."""
-    store = Store.create(root)
-    blobs: dict[BlobDigest, int] = {}
-
-    def put(data: bytes) -> BlobDigest:
-        digest = store.put_blob(data)
-        blobs[digest] = len(data)
-        return digest
-
-    empty = put(strict.canonical({}))
-    records = tuple(put(strict.canonical({"record": index})) for index in range(3))
-    ranges = [("dynamic", None, 1, 8192), *(("static", size, size, size) for size in (1, 2, 4, 8))]
-    program = Program(
-        min_tokens=1,
-        max_tokens=8192,
-        stitch=put(b"def run(): pass\n"),
-        calling=empty,
-        shape_predicates=(),
-        splits=32,
-        pieces=(0, *[1] * 31, 2),
-        unique=tuple(
-            UniquePiece(factor_digest(b"%d" % index), f"piece_{index}", ("aten.mm.default",) * 20)
-            for index in range(3)
-        ),
-        variants=tuple(Variant(kind, size, low, high, records) for kind, size, low, high in ranges),
-    )
-    manifest = Manifest(
-        pwcc_version="0",
-        entry_key=EntryKey("0" * 32),
-        lookup_key=LookupKey("0" * 32),
-        model=ModelSummary(
-            "builtin:llama-8b", {}, 8_030_261_248, 16_060_522_496, "bfloat16", factor_digest(b"tree")
-        ),
-        device=DeviceSummary("cpu"),
-        torch="0",
-        min_tokens=1,
-        max_tokens=8192,
-        sizes=(1, 2, 4, 8),
-        profile=None,
-        tuned=False,
-        build_observed=True,
-        requirements=(),
-        sources=tuple(SourceRecord(f"m{i}", f"m{i}.py", factor_digest(b"%d" % i)) for i in range(40)),
-        predicates=empty,
-        factors=empty,
-        numerics=None,
-        programs=(program,),
-        counts={},
-        blobs=blobs,
-    )
-    for index in range(ENTRIES):
-        key, lookup = EntryKey(f"{index:032x}"), LookupKey(f"{index // 4:032x}")
-        ref = store.entry_ref(lookup, key)
-        ref.path.mkdir(parents=True)
-        entry = dataclasses.replace(manifest, entry_key=key, lookup_key=lookup)
-        ref.manifest.write_bytes(entry.serialise())  # not publish(): 3,000 flushes to disk
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Store: amounts as people write them: ``10G`` or ``512MiB`` of bytes, ``30d`` or ``12h`` of time."""
+"""Store: amounts as people write and read them: ``10G`` or ``512MiB`` of bytes, ``30d`` or ``12h`` of time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _BYTES: Final = {
     **{unit: 1000**power for power, letter in enumerate("kmgtp", 1) for unit in (letter, f"{letter}b")},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", 1)},
 }
+_SHOWN: Final = ("kB", "MB", "GB", "TB")
 _SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -36,6 +37,16 @@ def parse_age(text: str) -> int:
         UsageError: another form, or more than 2**63 - 1 seconds.
     """
     return _parse(text, _SECONDS, "an age", "90s, 15min, 12h, 30d or 2w")
+
+
+def size_text(count: int) -> str:
+    """Return ``12.3 MB`` for a number of bytes; units are powers of 1,000."""
+    if count < 1000:
+        return f"{count} B"
+    value, power = count / 1000, 0
+    while value >= 999.5 and power < len(_SHOWN) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.{1 if value < 99.95 else 0}f} {_SHOWN[power]}"
 
 
 def _parse(text: str, units: dict[str, int], what: str, examples: str) -> int:

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Final, Protocol
 
 from pwcc.cache.archive import Reader
-from pwcc.cache.errors import CorruptEntry, UsageError
+from pwcc.cache.errors import CorruptEntry, UsageError, install
 
 MAGIC: Final = b"\x28\xb5\x2f\xfd"
 LEVEL: Final = 10
@@ -98,6 +98,6 @@ def _zstandard() -> ModuleType:
     except ImportError:
         raise UsageError(
             "zstd needs the package 'zstandard', which is not installed",
-            hint="install it: pip install 'pwcc[zstd]'; or use a plain .tar",
+            hint=f"{install('zstd')}; or use a plain .tar",
         ) from None
     return zstandard

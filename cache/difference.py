@@ -11,6 +11,7 @@ from pwcc.cache.strict import Json
 
 MAX_SHOWN: Final = 3  # differences that a miss message spells out; `pwcc explain` shows all
 MAX_TEXT: Final = 400  # characters of one difference in a miss message
+UNSIGNED: Final = "choice/signature"  # the path of an entry that lacks a required signature
 _MODES: Final = "compiler/numeric state."
 _MODES_HEAD: Final = "global modes differ: "
 
@@ -70,6 +71,7 @@ _ADVICE: Final = (
     ("requirement/", "serve on a host that meets it, or compile on a host like this one"),
     (_MODES, "set the mode as it was at the compile, or compile under this one"),
     ("compiler/", "use the same build here, or compile with this one"),
+    (UNSIGNED, "sign it: pwcc sign; or trust its signer's key: pwcc trust add"),
     ("entry/", "pwcc verify tells what is damaged; compile again to replace it"),
 )
 

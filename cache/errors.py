@@ -13,6 +13,7 @@
     │   ├── UntrustedStore                  others could have written it, and nobody named it as trusted
     │   ├── LockTimeout                     another process compiles the same for longer than one would wait
     │   ├── UntrustedEntry                  a signature by a trusted key is required, and there is none
+    │   ├── EntryKept                       an entry is pinned or in use, so it is not removed
     │   └── NewerFormat                     written by a newer pwcc: intact, but not readable by this one
     ├── SigningUnavailable         exit 1   a signature is needed, and `cryptography` is not installed
     ├── FactorError                exit 1   a value that cannot be part of a key, by factor name
@@ -36,6 +37,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+
+def install(extra: str) -> str:
+    """Return the hint of an error for want of an optional package: which extra of pwcc brings it."""
+    return f"install pwcc with its extra {extra!r}: in a checkout, pip install '.[{extra}]'"
 
 
 class PwccError(Exception):
@@ -121,6 +127,10 @@ class UntrustedStore(StoreError):
 
 class LockTimeout(StoreError):
     """Another process held a lock for longer than the caller would wait."""
+
+
+class EntryKept(StoreError):
+    """An entry was to be removed, and somebody pinned it or uses it."""
 
 
 class NewerFormat(StoreError):

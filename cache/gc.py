@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pwcc.cache import activity, last_use, pins, removal
+from pwcc.cache.amounts import size_text
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.retention import Limits, Verdict, decide
 from pwcc.cache.store import EntryRef, Store
@@ -217,5 +218,5 @@ def _notes(found: Survey, limits: Limits, after: int, left: _Leftovers) -> list[
         notes.append("no blob was collected: an entry that cannot be read here may need any of them")
     elif limits.max_bytes is not None and after > limits.max_bytes:
         why = "files too new to collect" if left.waiting_bytes else "entries that are pinned or in use"
-        notes.append(f"still {after - limits.max_bytes} bytes over the limit: {why} make up the rest")
+        notes.append(f"still {size_text(after - limits.max_bytes)} over the limit: {why} make up the rest")
     return notes

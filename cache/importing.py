@@ -2,6 +2,7 @@
 
 The order of checks is the order of the archive: keys, manifests (parsed strictly), signatures (where one is
 required, before the first blob is read), then each blob against the digest and size that a manifest states.
+:func:`read_archive` does what needs no cache; what it refuses leaves nothing, not even an empty directory.
 Blobs go to a staging folder of the cache and are renamed into place only after the archive has ended as it
 must. A failure at any point leaves the cache as it was.
 """
@@ -20,7 +21,7 @@ from pwcc.cache.archive import ArchiveReader, Member, Reader
 from pwcc.cache.blobs import MAX_BLOB_BYTES
 from pwcc.cache.entries import MANIFEST, EntryRef, check_keys
 from pwcc.cache.errors import CorruptEntry, MissingBlob
-from pwcc.cache.ids import BlobDigest
+from pwcc.cache.ids import BlobDigest, EntryKey, LookupKey
 from pwcc.cache.manifest import Manifest
 from pwcc.cache.signing import Signature
 from pwcc.cache.signing_keys import KeyId
@@ -81,28 +82,35 @@ def import_stream(
         UntrustedEntry: an entry lacks the signature that ``policy`` asks for; no blob was read.
         StoreError: the cache cannot be written.
     """
-    reader = ArchiveReader(compression.plain(stream, where=where), where=where)
-    with (
-        atomic.os_errors("importing", store.root),
-        activity.writing(store),
-        atomic.staging_directory(store.tmp) as staged,
-    ):
-        incoming = _Incoming(store, reader, max_bytes)
+    return read_archive(stream, where=where, policy=policy, max_bytes=max_bytes).publish(store)
+
+
+def read_archive(
+    stream: Reader,
+    *,
+    where: str,
+    policy: SignaturePolicy | None = None,
+    max_bytes: int = MAX_IMPORT_BYTES,
+) -> Incoming:
+    """Read and check an archive up to its first blob; writes nothing. Arguments as :func:`import_stream`.
+
+    Raises:
+        CorruptEntry, UntrustedEntry: see :func:`import_stream`.
+    """
+    with atomic.os_errors("reading an archive", Path(where)):
+        incoming = Incoming(ArchiveReader(compression.plain(stream, where=where), where=where))
         incoming.read_entries()
         if policy is not None:
             for entry in incoming.entries:
                 entry.require(policy)
-        placed = incoming.read_blobs(staged)
-        for digest, path in placed.items():
-            _place(store, digest, path)
-        return tuple(_publish(store, entry) for entry in incoming.entries)
+        incoming.require_size(max_bytes)
+    return incoming
 
 
 @dataclass(frozen=True)
 class _Entry:
     """One entry of an archive, parsed and checked, before any of its blobs."""
 
-    ref: EntryRef
     data: bytes
     manifest: Manifest
     signatures: dict[KeyId, Signature]
@@ -116,17 +124,27 @@ class _Entry:
         policy.check(self.data, find, self.signatures, where=self.where)
 
 
-class _Incoming:
-    """An archive on its way in; ``read_entries`` and then ``read_blobs``, once each."""
+class Incoming:
+    """An archive that was read up to its first blob; made by :func:`read_archive`."""
 
-    def __init__(self, store: Store, reader: ArchiveReader, max_bytes: int) -> None:
-        self._store = store
+    def __init__(self, reader: ArchiveReader) -> None:
         self._reader = reader
-        self._max_bytes = max_bytes
         self._next: Member | None = None
         self.entries: Sequence[_Entry] = ()
 
+    def publish(self, store: Store) -> tuple[Imported, ...]:
+        """Read the blobs and publish the entries, once; raises as :func:`import_stream`."""
+        with (
+            atomic.os_errors("importing", store.root),
+            activity.writing(store),
+            atomic.staging_directory(store.tmp) as staged,
+        ):
+            for digest, path in self._read_blobs(store, staged).items():
+                _place(store, digest, path)
+            return tuple(_publish(store, entry) for entry in self.entries)
+
     def read_entries(self) -> None:
+        """Read the index, manifests and signatures, once."""
         first = self._reader.next()
         if first is None or first.name != archive.INDEX:
             raise self._wrong(archive.INDEX, first)
@@ -135,20 +153,20 @@ class _Incoming:
         left = archive.MAX_MANIFESTS
         entries = []
         for lookup, key in keys:
-            entry = self._entry(self._store.entry_ref(lookup, key), left)
+            entry = self._entry(lookup, key, left)
             left -= len(entry.data)
             entries.append(entry)
         self.entries = entries
 
-    def _entry(self, ref: EntryRef, left: int) -> _Entry:
-        top = f"entries/{ref.lookup_key}/{ref.entry_key}/"
+    def _entry(self, lookup: LookupKey, key: EntryKey, left: int) -> _Entry:
+        top = f"entries/{lookup}/{key}/"
         member = self._next
         if member is None or member.name != top + MANIFEST:
             raise self._wrong(top + MANIFEST, member)
         data = self._data(member, min(left, strict.MAX_BYTES))
         where = self._at(member.name)
         manifest = Manifest.parse(data, where=where)
-        check_keys(ref, manifest.lookup_key, manifest.entry_key)
+        check_keys(EntryRef(lookup, key, Path(top)), manifest.lookup_key, manifest.entry_key)
         if manifest.serialise() != data:
             raise CorruptEntry("expected a manifest in canonical form", where=where)
         signatures: dict[KeyId, Signature] = {}
@@ -156,7 +174,7 @@ class _Incoming:
         while self._next is not None and self._next.name.startswith(top + signing.FOLDER):
             self._signature(self._next, signatures)
             self._next = self._reader.next()
-        return _Entry(ref, data, manifest, signatures, where)
+        return _Entry(data, manifest, signatures, where)
 
     def _signature(self, member: Member, found: dict[KeyId, Signature]) -> None:
         where = self._at(member.name)
@@ -168,14 +186,14 @@ class _Incoming:
             raise CorruptEntry(f"expected at most {signing.MAX_SIGNATURES} signatures of an entry", where=where)
         found[key] = signature
 
-    def read_blobs(self, staged: Path) -> dict[BlobDigest, Path]:
+    def _read_blobs(self, store: Store, staged: Path) -> dict[BlobDigest, Path]:
         """Verify every blob; return where those lie that the store does not have yet."""
         placed: dict[BlobDigest, Path] = {}
-        for digest, size in self._wanted():
+        for digest, size in sorted(self._wanted().items()):
             member = self._next
             if member is None or member.name != f"blobs/{digest}" or member.size != size:
                 raise self._wrong(f"blobs/{digest} of {size} bytes", member)
-            path = None if self._is_here(digest, size) else staged / digest
+            path = None if _is_here(store, digest, size) else staged / digest
             self._blob(digest, size, path)
             if path is not None:
                 placed[digest] = path
@@ -184,8 +202,8 @@ class _Incoming:
             raise self._wrong("the end of the archive", self._next)
         return placed
 
-    def _wanted(self) -> list[tuple[BlobDigest, int]]:
-        """Return the blobs that must follow, in their order."""
+    def _wanted(self) -> dict[BlobDigest, int]:
+        """Return the blobs that must follow, and their sizes."""
         found: dict[BlobDigest, int] = {}
         for entry in self.entries:
             for digest, size in entry.manifest.blobs.items():
@@ -193,24 +211,17 @@ class _Incoming:
                     raise CorruptEntry(
                         f"two sizes of blob {digest}, or one beyond all limits", where=entry.where
                     )
-        total = sum(found.values())
-        if total > self._max_bytes:
+        return found
+
+    def require_size(self, max_bytes: int) -> None:
+        """Raise CorruptEntry if the blobs take more than ``max_bytes`` together."""
+        total = sum(self._wanted().values())
+        if total > max_bytes:
             raise CorruptEntry(
-                f"expected blobs of at most {self._max_bytes} bytes together, got {total}",
+                f"expected blobs of at most {max_bytes} bytes together, got {total}",
                 where=self._reader.where,
                 hint="raise --max-size if you trust the archive",
             )
-        return sorted(found.items())
-
-    def _is_here(self, digest: BlobDigest, size: int) -> bool:
-        if not self._store.blobs.has(digest, size=size):
-            return False
-        self._store.blobs.touch(digest)
-        try:
-            self._store.blobs.read(digest, max_bytes=size)
-        except CorruptEntry:
-            return False
-        return True
 
     def _blob(self, digest: BlobDigest, size: int, path: Path | None) -> None:
         hasher = hashlib.sha256()
@@ -250,6 +261,17 @@ class _Incoming:
         return f"{self._reader.where}: {name}"
 
 
+def _is_here(store: Store, digest: BlobDigest, size: int) -> bool:
+    if not store.blobs.has(digest, size=size):
+        return False
+    store.blobs.touch(digest)
+    try:
+        store.blobs.read(digest, max_bytes=size)
+    except CorruptEntry:
+        return False
+    return True
+
+
 def _place(store: Store, digest: BlobDigest, path: Path) -> None:
     """Rename a verified blob to its name; one that is there, and was found damaged, is replaced."""
     os.utime(path)  # a long import must not look old to a collection
@@ -264,10 +286,11 @@ def _publish(store: Store, entry: _Entry) -> Imported:
     except MissingBlob as error:
         error.hint = "a collection removed it meanwhile: import again"
         raise
-    same = won or store.read_manifest_bytes(entry.ref) == entry.data
+    ref = store.entry_ref(entry.manifest.lookup_key, entry.manifest.entry_key)
+    same = won or store.read_manifest_bytes(ref) == entry.data
     added = 0
     for key, signature in entry.signatures.items() if same else ():
-        if signing.read_file(signing.path_of(entry.ref.path, key)) != signature.to_bytes():
-            signing.write(entry.ref, signature, tmp=store.tmp)
+        if signing.read_file(signing.path_of(ref.path, key)) != signature.to_bytes():
+            signing.write(ref, signature, tmp=store.tmp)
             added += 1
-    return Imported(entry.ref, won, same, added, sum(entry.manifest.blobs.values()))
+    return Imported(ref, won, same, added, sum(entry.manifest.blobs.values()))

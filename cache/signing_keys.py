@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NewType
 
 from pwcc.cache import atomic, strict
-from pwcc.cache.errors import CorruptEntry, SigningUnavailable, UsageError
+from pwcc.cache.errors import CorruptEntry, SigningUnavailable, UsageError, install
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -53,7 +53,7 @@ def require_available(why: str) -> None:
     except ImportError as error:
         raise SigningUnavailable(
             f"{why}, but the package 'cryptography' cannot be imported: {error}",
-            hint="install it: pip install 'pwcc[sign]'",
+            hint=install("sign"),
         ) from None
 
 

@@ -15,8 +15,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -30,8 +31,9 @@ from pwcc.cache.manifest import Manifest
 from pwcc.cache.publishing import Publication, Publisher
 from pwcc.cache.quarantine import Quarantined
 
-__all__ = ["EntryRef", "Publication", "Store", "default_root"]
+__all__ = ["EntryRef", "Publication", "Store", "default_root", "named_root"]
 
+CACHE_VARIABLE: Final = "PWCC_CACHE_DIR"
 MAX_PIECE_BYTES: Final = 16 * 2**20
 
 
@@ -39,8 +41,16 @@ T = TypeVar("T")
 Admit = Callable[[EntryRef, bytes], None]
 
 
-def default_root() -> Path:
-    """Return the user's cache directory for pwcc; it need not exist."""
+def named_root(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the cache directory that ``PWCC_CACHE_DIR`` names; None where it is unset or empty."""
+    named = environ.get(CACHE_VARIABLE)
+    return Path(named) if named else None
+
+
+def default_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory of ``PWCC_CACHE_DIR``, else the user's for pwcc; it need not exist."""
+    if (named := named_root(environ)) is not None:
+        return named
     import platformdirs
 
     return platformdirs.user_cache_path("pwcc")

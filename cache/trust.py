@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pwcc.cache import atomic, signing, strict
+from pwcc.cache.difference import UNSIGNED, advice
 from pwcc.cache.entries import EntryRef
 from pwcc.cache.errors import CorruptEntry, StoreError, UntrustedEntry, UsageError
 from pwcc.cache.signing import Signature
@@ -224,7 +225,7 @@ class SignaturePolicy:
         raise UntrustedEntry(
             f"expected a signature by a trusted key, got {found}",
             where=where,
-            hint="sign it: pwcc sign; or trust its signer's key: pwcc trust add",
+            hint=advice(UNSIGNED),
         )
 
 

@@ -98,7 +98,8 @@ class _Run:
     trusted: Mapping[KeyId, str]
     findings: list[Finding] = field(default_factory=list)
     checked: dict[BlobDigest, Checked] = field(default_factory=dict)
-    used: set[BlobDigest] = field(default_factory=set)
+    of_entries: set[BlobDigest] = field(default_factory=set)
+    of_pieces: set[BlobDigest] = field(default_factory=set)
     count: int = 0
 
     def say(self, kind: Kind, where: object, message: str) -> None:
@@ -120,13 +121,17 @@ class _Run:
         self.pieces()
         for digest, path, found in listed:
             checked = self.checked[digest]
-            if digest in self.used:
-                continue
+            if digest in self.of_entries:
+                continue  # said by the check of the entry
             if checked.state is State.DAMAGED:
                 self.say(Kind.BLOB, path, checked.message)
             elif checked.state is State.UNREADABLE:
                 self.say(Kind.UNREADABLE, path, checked.message)
-            elif checked.state is State.GOOD and self.now - found.st_mtime > GRACE_S:
+            elif (
+                checked.state is State.GOOD
+                and digest not in self.of_pieces
+                and self.now - found.st_mtime > GRACE_S
+            ):
                 self.say(Kind.LEFTOVER, path, "expected a blob that an entry or piece names, got an orphan")
         self.foreign_names()
         self.leftovers()
@@ -166,7 +171,7 @@ class _Run:
             self.count += 1
             self.findings += found
             if manifest is not None:
-                self.used |= manifest.blobs.keys()
+                self.of_entries |= manifest.blobs.keys()
                 self.plans(manifest)
 
     def plans(self, manifest: Manifest) -> None:
@@ -194,7 +199,7 @@ class _Run:
             except OSError as error:
                 self.say(Kind.UNREADABLE, path, f"piece record: {error.strerror}")
                 continue
-            self.used |= named.keys()
+            self.of_pieces |= named.keys()
             for digest, size in named.items():
                 checked = self.find_blob(digest)
                 if checked.state is not State.GOOD or checked.size != size:

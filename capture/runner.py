@@ -262,12 +262,17 @@ class GraphRunner:
 
         Raises:
             CallError: arguments or metadata that do not fit. CaptureError: graphs that must not be replayed.
+            What torch raises comes as it is, with a note that names the entry.
         """
         arguments, metadata = _split(inputs, metadata)
         with self._lock, torch.no_grad():
             if self.report is None:
                 self.capture()
-            return self._run(arguments, metadata)
+            try:
+                return self._run(arguments, metadata)
+            except Exception as error:
+                self._compiled.name_in(error)
+                raise
 
     def _run(self, inputs: Sequence[object], metadata: AttentionMetadata | None) -> Any:
         program, tensors, sizes = self._compiled.bind(inputs, {})

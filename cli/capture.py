@@ -13,19 +13,8 @@ from pwcc.cache.strict import Json
 from pwcc.cli import capture_view, output
 from pwcc.cli.byte_count import parse_byte_count
 from pwcc.cli.invocation import DebugOption, JsonOption, RequireSignatureOption
-from pwcc.cli.model_options import (
-    ArgOption,
-    ArgsFileOption,
-    DeviceOption,
-    DtypeOption,
-    InputOption,
-    ModelOption,
-    ModelOptions,
-    ReadyModel,
-    SeedOption,
-    TagOption,
-    build_model,
-)
+from pwcc.cli.model_options import BuildOptions, EntryNameOption, ModelOption, ReadyModel, TagOption
+from pwcc.cli.spread import spread
 
 if TYPE_CHECKING:
     from pwcc.cache.store import Store
@@ -34,6 +23,7 @@ if TYPE_CHECKING:
     from pwcc.compile.ops.paged import PagedKVCache
 
 
+@spread
 def capture(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A cache directory; the plan is saved in it if it can be.")
@@ -80,19 +70,9 @@ def capture(
         typer.Option(help="Default: the device's graphs; fake on a CPU, which has none."),
     ] = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the saved plan.")] = "default",
-    profile: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take the entry of this name, no other.")
-    ] = None,
+    profile: EntryNameOption = None,
     tag: TagOption = None,
-    arg: ArgOption = None,
-    args_file: ArgsFileOption = None,
-    inputs: InputOption = None,
-    weights: Annotated[
-        Literal["random", "real"], typer.Option(help="Weights to bind; random needs no weight file.")
-    ] = "random",
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    seed: SeedOption = 0,
+    how: BuildOptions,
     require_signature: RequireSignatureOption = False,
     json: JsonOption = False,
     _debug: DebugOption = False,
@@ -108,15 +88,6 @@ def capture(
     store = Store.open(directory)  # a wrong path is said before torch is imported
     limit = None if max_memory is None else parse_byte_count(max_memory, option="--max-memory")
     _check_name(name)
-    options = ModelOptions(
-        model=model,
-        arg=arg or (),
-        args_file=args_file,
-        inputs=inputs or (),
-        device=device,
-        dtype=dtype,
-        seed=seed,
-    )
     from pwcc.capture.backend import backend_for
     from pwcc.capture.modes import parse_mode
     from pwcc.capture.planning import plan_for
@@ -125,7 +96,7 @@ def capture(
     from pwcc.compile.load import load as load_entry
 
     wanted = parse_mode(mode)
-    ready = build_model(options, weights=weights)
+    ready = how.build(model)
     graphs = backend_for(ready.device, backend)
     compiled = load_entry(
         ready.built.module, cache_dir=directory, profile=profile, tag=tag, require_signature=require_signature

@@ -16,15 +16,16 @@ from pwcc.cli.model_options import (
     DtypeOption,
     InputOption,
     ModelOption,
-    ModelOptions,
     SeedOption,
     TagOption,
     build_model,
 )
-from pwcc.cli.policy_options import ConfigOption, EnvExcludeOption, EnvIncludeOption, site_policy
+from pwcc.cli.policy_options import PolicyOptions, site_policy
+from pwcc.cli.spread import spread
 from pwcc.cli.store_options import LayerOption
 
 
+@spread
 def compile_(
     *,
     model: ModelOption,
@@ -63,9 +64,7 @@ def compile_(
         str | None, typer.Option(metavar="NAME", help="Name the entry, so that a load can ask for it.")
     ] = None,
     tag: TagOption = None,
-    config: ConfigOption = None,
-    env_include: EnvIncludeOption = None,
-    env_exclude: EnvExcludeOption = None,
+    environment: PolicyOptions,
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Compile nothing: exit 3 unless the entry is there.")
     ] = False,
@@ -109,19 +108,19 @@ def compile_(
     from pwcc.cli.progress import progress
     from pwcc.cli.splitting import parse_splitting_ops
 
-    policy = site_policy(config, env_include, env_exclude)
+    policy = site_policy(environment)
     chosen = parse_sizes(sizes, max_tokens=max_tokens)
     cuts = parse_splitting_ops(splitting_ops)
-    options = ModelOptions(
-        model=model,
-        arg=arg or (),
+    ready = build_model(
+        model,
+        arg=arg,
         args_file=args_file,
-        inputs=inputs or (),
+        inputs=inputs,
         device=device,
         dtype=dtype,
+        weights=weights,
         seed=seed,
     )
-    ready = build_model(options, weights=weights)
 
     from pwcc.cache.store import default_root
     from pwcc.compile.precompile import plan, precompile

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 from pwcc.cli import output
 from pwcc.cli.invocation import DebugOption, JsonOption
 from pwcc.cli.model_options import DeviceOption, find_device
-from pwcc.cli.policy_options import ConfigOption, EnvExcludeOption, EnvIncludeOption, site_policy
+from pwcc.cli.policy_options import PolicyOptions, site_policy
+from pwcc.cli.spread import spread
 from pwcc.cli.table import facts
 
 if TYPE_CHECKING:
     from pwcc.cache.host_record import HostRecord
 
 
+@spread
 def env(
     *,
     device: DeviceOption = None,
-    config: ConfigOption = None,
-    env_include: EnvIncludeOption = None,
-    env_exclude: EnvExcludeOption = None,
+    environment: PolicyOptions,
     json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
@@ -28,7 +28,7 @@ def env(
 
     They are all that a key or a requirement depends on; give --json for --target.
     """
-    policy = site_policy(config, env_include, env_exclude)
+    policy = site_policy(environment)
 
     from pwcc.compile.here import record_host
     from pwcc.compile.target import target_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,56 +11,28 @@ import typer
 
 from pwcc.cli import output
 from pwcc.cli.invocation import DebugOption, JsonOption
-from pwcc.cli.model_options import (
-    ArgOption,
-    ArgsFileOption,
-    DeviceOption,
-    DtypeOption,
-    InputOption,
-    ModelOption,
-    TagOption,
-)
-from pwcc.cli.policy_options import ConfigOption, EnvExcludeOption, EnvIncludeOption, given_policy, site_policy
-from pwcc.cli.request_options import (
-    Asked,
-    AutotuneOption,
-    CpuIsaOption,
-    MaxTokensOption,
-    ProfileOption,
-    SizesOption,
-    SplittingOption,
-    ask,
-)
+from pwcc.cli.model_options import ModelOption
+from pwcc.cli.policy_options import PolicyOptions, given_policy, site_policy
+from pwcc.cli.request_options import Asked, ask
+from pwcc.cli.spread import spread
 from pwcc.cli.store_options import CacheDirOption, LayerOption, open_store
 
 if TYPE_CHECKING:
     from pwcc.cache.explain import Answer
 
 
+@spread
 def explain(
     *,
     model: ModelOption,
     cache_dir: CacheDirOption = None,
     layer: LayerOption = None,
-    sizes: SizesOption = "",
-    max_tokens: MaxTokensOption = 8192,
-    arg: ArgOption = None,
-    args_file: ArgsFileOption = None,
-    inputs: InputOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    splitting_ops: SplittingOption = "pwcc::attention",
-    autotune: AutotuneOption = False,
-    cpu_isa: CpuIsaOption = "native",
-    profile: ProfileOption = None,
-    tag: TagOption = None,
+    asked: Asked,
     target: Annotated[
         Path | None,
         typer.Option(metavar="HOST.JSON", help="Answer for the host that 'pwcc env --json' described."),
     ] = None,
-    config: ConfigOption = None,
-    env_include: EnvIncludeOption = None,
-    env_exclude: EnvExcludeOption = None,
+    environment: PolicyOptions,
     json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
@@ -76,41 +49,24 @@ def explain(
     if not ownership.is_trusted_by_name(store.root):
         for concern in ownership.concerns(store.root):
             output.word(f"warning: pwcc.load refuses this directory without --trust-dir: {concern}")
-    policy = site_policy(config, env_include, env_exclude)
+    policy = site_policy(environment)
     record = None
     if target is not None:
         from pwcc.cache.host_record import read_host_record
 
         record = read_host_record(target)
-        device = "cpu"  # the model is built here, for a host that is not here
-    ready, request = ask(
-        Asked(
-            model=model,
-            arg=arg or (),
-            args_file=args_file,
-            inputs=inputs or (),
-            device=device,
-            dtype=dtype,
-            sizes=sizes,
-            max_tokens=max_tokens,
-            splitting_ops=splitting_ops,
-            autotune=autotune,
-            cpu_isa=cpu_isa,
-            profile=profile,
-            tag=tag,
-            policy=policy,
-        )
-    )
+        asked = dataclasses.replace(asked, device="cpu")  # the model is built here, for a host that is not here
+    ready, request = ask(model, asked, policy)
 
     from pwcc.compile.build_factors import build_factors
     from pwcc.compile.explain import explain_compile, explain_load
     from pwcc.compile.here import Here
 
-    here = Here.now(ready.built.module, request.target, tag=tag)
+    here = Here.now(ready.built.module, request.target, tag=asked.tag)
     if record is not None:
         here = here.on(record)
-    asked = given_policy(env_include, env_exclude)
-    answers = [explain_load(store, here, profile=profile, policy=asked)]
+    chosen = given_policy(environment.env_include, environment.env_exclude)
+    answers = [explain_load(store, here, profile=asked.profile, policy=chosen)]
     if record is None:
         build = build_factors(request.options, request.target, request.identity, request.args, policy)
         answers.append(explain_compile(store, here, request, build))

@@ -33,6 +33,8 @@ def report(error: Exception, invocation: Invocation) -> int:
         output.word(f"error: {error}")
     else:
         output.word(f"error: {type(error).__name__}: {_first_line(error)}")
+        for note in getattr(error, "__notes__", ()):
+            output.word(str(note))
         output.word("this is a bug in pwcc: run with --debug and report what it prints")
     if invocation.json:
         output.data_json({"error": _as_json(error, code)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -32,20 +33,20 @@ def import_(
     from pwcc.cache import trust
     from pwcc.cache.amounts import parse_size
     from pwcc.cache.atomic import os_errors
-    from pwcc.cache.importing import import_stream
+    from pwcc.cache.importing import read_archive
     from pwcc.cache.store import Store, default_root
 
     limit = parse_size(max_size)
     policy = trust.SignaturePolicy.required() if trust.is_required(require_signature) else None
     root = cache_dir or default_root()
-    if file == STDIN:
-        done = import_stream(
-            Store.create(root), sys.stdin.buffer, where="standard input", policy=policy, max_bytes=limit
-        )
-    else:
-        path = Path(file)
-        with os_errors("opening the archive", path), path.open("rb") as stream:
-            done = import_stream(Store.create(root), stream, where=file, policy=policy, max_bytes=limit)
+    with contextlib.ExitStack() as stack:
+        if file == STDIN:
+            stream, where = sys.stdin.buffer, "standard input"
+        else:
+            stack.enter_context(os_errors("opening the archive", Path(file)))
+            stream, where = stack.enter_context(Path(file).open("rb")), file
+        incoming = read_archive(stream, where=where, policy=policy, max_bytes=limit)
+        done = incoming.publish(Store.create(root))  # made only now: what is refused leaves nothing
     if json:
         output.data_json({"entries": [entry.to_json() for entry in done]})
         return

@@ -12,30 +12,15 @@ from pwcc.cache.errors import UsageError
 from pwcc.cache.strict import Json
 from pwcc.cli import output
 from pwcc.cli.invocation import DebugOption, JsonOption
-from pwcc.cli.model_options import (
-    ArgOption,
-    ArgsFileOption,
-    DeviceOption,
-    DtypeOption,
-    InputOption,
-    TagOption,
-)
-from pwcc.cli.policy_options import ConfigOption, EnvExcludeOption, EnvIncludeOption, site_policy
-from pwcc.cli.request_options import (
-    Asked,
-    AutotuneOption,
-    CpuIsaOption,
-    MaxTokensOption,
-    ProfileOption,
-    SizesOption,
-    SplittingOption,
-    ask,
-)
+from pwcc.cli.policy_options import PolicyOptions, site_policy
+from pwcc.cli.request_options import Asked, ask
+from pwcc.cli.spread import spread
 
 if TYPE_CHECKING:
     from pwcc.compile.here import Here
 
 
+@spread
 def key(
     *,
     model: Annotated[str | None, typer.Option("--model", metavar="X", help="As for compile.")] = None,
@@ -44,32 +29,22 @@ def key(
     ] = False,
     cache_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Show the traced factors of the entry that pwcc.load takes here."),
+        typer.Option(
+            metavar="DIR",
+            help="Show the traced factors of the entry that pwcc.load takes here. Default: PWCC_CACHE_DIR.",
+        ),
     ] = None,
-    sizes: SizesOption = "",
-    max_tokens: MaxTokensOption = 8192,
-    arg: ArgOption = None,
-    args_file: ArgsFileOption = None,
-    inputs: InputOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    splitting_ops: SplittingOption = "pwcc::attention",
-    autotune: AutotuneOption = False,
-    cpu_isa: CpuIsaOption = "native",
-    profile: ProfileOption = None,
-    tag: TagOption = None,
-    config: ConfigOption = None,
-    env_include: EnvIncludeOption = None,
-    env_exclude: EnvExcludeOption = None,
+    asked: Asked,
+    environment: PolicyOptions,
     json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
     """Print a model's lookup key and its factors; compiles nothing.
 
     What only a trace tells (sources, predicates, programs, and so the entry key) is shown where --cache-dir
-    holds an entry that would serve the model.
+    or PWCC_CACHE_DIR names a cache with an entry that would serve the model.
     """
-    policy = site_policy(config, env_include, env_exclude)
+    policy = site_policy(environment)
     if show_policy:
         from pwcc.cli.policy_view import policy_json, policy_lines
 
@@ -81,36 +56,20 @@ def key(
     if model is None:
         raise UsageError("expected --model, or --show-policy")
 
-    ready, request = ask(
-        Asked(
-            model=model,
-            arg=arg or (),
-            args_file=args_file,
-            inputs=inputs or (),
-            device=device,
-            dtype=dtype,
-            sizes=sizes,
-            max_tokens=max_tokens,
-            splitting_ops=splitting_ops,
-            autotune=autotune,
-            cpu_isa=cpu_isa,
-            profile=profile,
-            tag=tag,
-            policy=policy,
-        )
-    )
+    ready, request = ask(model, asked, policy)
 
     from pwcc.cache.factors import FactorTree
     from pwcc.compile.build_factors import build_factors
     from pwcc.compile.here import Here
 
-    here = Here.now(ready.built.module, request.target, tag=tag)
+    here = Here.now(ready.built.module, request.target, tag=asked.tag)
     build = build_factors(request.options, request.target, request.identity, request.args, policy)
     tree = FactorTree.of(
         environment=build.environment, configuration=build.configuration, compiler=build.compiler
     )
     lookup = FactorTree.of(configuration=here.lookup_factors())
-    recorded = None if cache_dir is None else _recorded(cache_dir, here, profile)
+    directory = cache_dir or _named()
+    recorded = None if directory is None else _recorded(directory, here, asked.profile)
     digests = tree.group_digests()
     found: dict[str, Json] = {
         "lookup_key": here.lookup_key,
@@ -129,6 +88,18 @@ def key(
         from pwcc.cli.key_view import key_lines
 
         output.data(key_lines(found, width=output.width()))
+
+
+def _named() -> Path | None:
+    """Return the cache of PWCC_CACHE_DIR, unless nothing was compiled there yet."""
+    from pwcc.cache import atomic, layout
+    from pwcc.cache.store import named_root
+
+    directory = named_root()
+    if directory is None:
+        return None
+    with atomic.os_errors("opening the cache directory", directory):
+        return None if layout.is_empty(directory) else directory
 
 
 def _recorded(cache_dir: Path, here: Here, profile: str | None) -> dict[str, Json] | None:

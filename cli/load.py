@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,25 +11,16 @@ from pwcc.cache.errors import NumericsError
 from pwcc.cache.strict import Json
 from pwcc.cli import output, units
 from pwcc.cli.invocation import DebugOption, JsonOption, RequireSignatureOption, TrustDirOption
-from pwcc.cli.model_options import (
-    ArgOption,
-    ArgsFileOption,
-    DeviceOption,
-    DtypeOption,
-    InputOption,
-    ModelOption,
-    ModelOptions,
-    SeedOption,
-    TagOption,
-    build_model,
-)
+from pwcc.cli.model_options import BuildOptions, EntryNameOption, ModelOption, TagOption
 from pwcc.cli.policy_options import EnvExcludeOption, EnvIncludeOption, given_policy
+from pwcc.cli.spread import spread
 from pwcc.cli.store_options import LayerOption
 
 if TYPE_CHECKING:
     from pwcc.compile.check import CheckReport
 
 
+@spread
 def load(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A cache directory; nothing is written to it.")
@@ -39,21 +30,11 @@ def load(
     check: Annotated[
         bool, typer.Option("--check", help="Run the recorded numerics checks again here.")
     ] = False,
-    profile: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take the entry of this name, no other.")
-    ] = None,
+    profile: EntryNameOption = None,
     tag: TagOption = None,
     env_include: EnvIncludeOption = None,
     env_exclude: EnvExcludeOption = None,
-    arg: ArgOption = None,
-    args_file: ArgsFileOption = None,
-    inputs: InputOption = None,
-    weights: Annotated[
-        Literal["random", "real"], typer.Option(help="Weights to bind; random needs no weight file.")
-    ] = "random",
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    seed: SeedOption = 0,
+    how: BuildOptions,
     require_signature: RequireSignatureOption = False,
     trust_dir: TrustDirOption = False,
     layer: LayerOption = None,
@@ -67,16 +48,7 @@ def load(
     below = named(layer or None)
     hint = f"run: pwcc compile --model {model} --cache-dir {directory}"
     require_trust(find_layered(directory, below, hint=hint), trust=trust_dir)
-    options = ModelOptions(
-        model=model,
-        arg=arg or (),
-        args_file=args_file,
-        inputs=inputs or (),
-        device=device,
-        dtype=dtype,
-        seed=seed,
-    )
-    ready = build_model(options, weights=weights)
+    ready = how.build(model)
 
     from pwcc.compile.inputs import make_inputs
     from pwcc.compile.load import load as load_entry
@@ -95,7 +67,7 @@ def load(
     for line in receipt.damaged:
         output.word(f"warning: an entry could not be used: {line}")
     checked = (
-        compiled.check(lambda tokens: make_inputs(ready.specs, tokens, device=ready.device, seed=seed))
+        compiled.check(lambda tokens: make_inputs(ready.specs, tokens, device=ready.device, seed=how.seed))
         if check
         else None
     )

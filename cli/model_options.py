@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -58,19 +57,9 @@ TagOption = Annotated[
     typer.Option(metavar="NAME", help="Which part of a model with several this is; a load names the same."),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random weights and inputs.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """What the user said about the model."""
-
-    model: str
-    arg: Sequence[str]
-    args_file: Path | None
-    inputs: Sequence[str]
-    device: str | None
-    dtype: str | None
-    seed: int
+EntryNameOption = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="Take the entry of this name, no other.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +71,46 @@ class ReadyModel:
     device: torch.device
 
 
-def build_model(options: ModelOptions, *, weights: Literal["none", "random", "real"]) -> ReadyModel:
-    """Build what ``options`` name.
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How a model is built that an entry is loaded for: with weights, to be run."""
+
+    arg: ArgOption = None
+    args_file: ArgsFileOption = None
+    inputs: InputOption = None
+    weights: Annotated[
+        Literal["random", "real"], typer.Option(help="Weights to bind; random needs no weight file.")
+    ] = "random"
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+    seed: SeedOption = 0
+
+    def build(self, model: str) -> ReadyModel:
+        """Build the model of this name; raises what ``build_model`` does."""
+        return build_model(
+            model,
+            arg=self.arg,
+            args_file=self.args_file,
+            inputs=self.inputs,
+            device=self.device,
+            dtype=self.dtype,
+            weights=self.weights,
+            seed=self.seed,
+        )
+
+
+def build_model(
+    model: str,
+    *,
+    arg: list[str] | None,
+    args_file: Path | None,
+    inputs: list[str] | None,
+    device: str | None,
+    dtype: str | None,
+    weights: Literal["none", "random", "real"],
+    seed: int = 0,
+) -> ReadyModel:
+    """Build what the options name, given as the user wrote them.
 
     Raises:
         UsageError: a wrong name, argument, input declaration or device. ModelError: the model's own
@@ -92,13 +119,13 @@ def build_model(options: ModelOptions, *, weights: Literal["none", "random", "re
     from pwcc.compile.inputs import input_specs
     from pwcc.compile.model_ref import ModelRef, build, load_args_file, parse_args
 
-    ref = ModelRef.parse(options.model)
-    args = load_args_file(options.args_file) if options.args_file else {}
-    args |= parse_args(options.arg)
-    device = find_device(options.device)
-    built = build(ref, args=args, device=device, dtype=options.dtype, weights=weights, seed=options.seed)
-    specs = input_specs(built.module, declarations=options.inputs, example_inputs=built.example_inputs)
-    return ReadyModel(built=built, specs=specs, device=device)
+    ref = ModelRef.parse(model)
+    args = load_args_file(args_file) if args_file else {}
+    args |= parse_args(arg or ())
+    place = find_device(device)
+    built = build(ref, args=args, device=place, dtype=dtype, weights=weights, seed=seed)
+    specs = input_specs(built.module, declarations=inputs or (), example_inputs=built.example_inputs)
+    return ReadyModel(built=built, specs=specs, device=place)
 
 
 def find_device(name: str | None) -> torch.device:

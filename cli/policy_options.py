@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,15 @@ EnvExcludeOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """The site's policy, and what the user adds to it."""
+
+    config: ConfigOption = None
+    env_include: EnvIncludeOption = None
+    env_exclude: EnvExcludeOption = None
+
+
 def given_policy(include: Sequence[str] | None, exclude: Sequence[str] | None) -> Policy | None:
     """Return the policy that the options alone say; None without any: a load takes each entry's own."""
     from pwcc.cache.policy import Policy
@@ -38,7 +48,7 @@ def given_policy(include: Sequence[str] | None, exclude: Sequence[str] | None) -
     return Policy.of(include=include or (), exclude=exclude or ()) if include or exclude else None
 
 
-def site_policy(config: Path | None, include: Sequence[str] | None, exclude: Sequence[str] | None) -> Policy:
+def site_policy(given: PolicyOptions) -> Policy:
     """Return the site's policy: the configuration file's, and what the options add.
 
     The file is the given one, else ``pwcc.toml`` in the working directory, else the user's.
@@ -51,6 +61,6 @@ def site_policy(config: Path | None, include: Sequence[str] | None, exclude: Seq
     from pwcc.cache.policy import TABLES_ONLY, Policy
     from pwcc.cache.site_config import find_config, read_config
 
-    path = find_config(config, (Path(), platformdirs.user_config_path("pwcc")))
+    path = find_config(given.config, (Path(), platformdirs.user_config_path("pwcc")))
     base = TABLES_ONLY if path is None else read_config(path)
-    return base + Policy.of(include=include or (), exclude=exclude or ())
+    return base + Policy.of(include=given.env_include or (), exclude=given.env_exclude or ())

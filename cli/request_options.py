@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pwcc.cli.model_options import ModelOptions, ReadyModel, build_model
+from pwcc.cli.model_options import (
+    ArgOption,
+    ArgsFileOption,
+    DeviceOption,
+    DtypeOption,
+    InputOption,
+    ReadyModel,
+    TagOption,
+    build_model,
+)
 
 if TYPE_CHECKING:
     from pwcc.cache.policy import Policy
@@ -29,23 +36,21 @@ ProfileOption = Annotated[
 class Asked:
     """The options of one compile, as the user gave them."""
 
-    model: str
-    arg: Sequence[str]
-    args_file: Path | None
-    inputs: Sequence[str]
-    device: str | None
-    dtype: str | None
-    sizes: str
-    max_tokens: int
-    splitting_ops: str
-    autotune: bool
-    cpu_isa: str
-    profile: str | None
-    tag: str | None
-    policy: Policy
+    sizes: SizesOption = ""
+    max_tokens: MaxTokensOption = 8192
+    arg: ArgOption = None
+    args_file: ArgsFileOption = None
+    inputs: InputOption = None
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+    splitting_ops: SplittingOption = "pwcc::attention"
+    autotune: AutotuneOption = False
+    cpu_isa: CpuIsaOption = "native"
+    profile: ProfileOption = None
+    tag: TagOption = None
 
 
-def ask(given: Asked) -> tuple[ReadyModel, Request]:
+def ask(model: str, given: Asked, policy: Policy) -> tuple[ReadyModel, Request]:
     """Build the model, without weights, and return it with the request; traces nothing.
 
     Raises:
@@ -56,16 +61,15 @@ def ask(given: Asked) -> tuple[ReadyModel, Request]:
 
     sizes = parse_sizes(given.sizes, max_tokens=given.max_tokens)
     cuts = parse_splitting_ops(given.splitting_ops)
-    options = ModelOptions(
-        model=given.model,
+    ready = build_model(
+        model,
         arg=given.arg,
         args_file=given.args_file,
         inputs=given.inputs,
         device=given.device,
         dtype=given.dtype,
-        seed=0,
+        weights="none",
     )
-    ready = build_model(options, weights="none")
 
     from pwcc.compile.request import make_request
 
@@ -83,6 +87,6 @@ def ask(given: Asked) -> tuple[ReadyModel, Request]:
         profile=given.profile,
         build_observed=False,
         tag=given.tag,
-        policy=given.policy,
+        policy=policy,
     )
     return ready, request

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pwcc.cache.errors import UsageError
+from pwcc.cache.errors import EntryKept
 from pwcc.cli import output
 from pwcc.cli.invocation import DebugOption, JsonOption
 from pwcc.cli.store_options import CacheDirOption
@@ -40,12 +40,12 @@ def rm(
     for ref in chosen if not force else ():
         if ref.entry_key in pinned:
             note = pins.note_of(store, ref.entry_key)
-            raise UsageError(
+            raise EntryKept(
                 f"entry {ref.entry_key} is pinned" + (f": {note}" if note else ""),
                 hint="pwcc pin --remove it first, or pass --force",
             )
         if activity.is_read(ref):
-            raise UsageError(f"a process uses entry {ref.entry_key}", hint="stop it first, or pass --force")
+            raise EntryKept(f"a process uses entry {ref.entry_key}", hint="stop it first, or pass --force")
     now = time.time()
     report = collect(store, Limits(), now=now, dry_run=dry_run, asked=chosen, force=force)
     for note in report.notes:

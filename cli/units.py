@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-_BYTE_UNITS: Final = ("kB", "MB", "GB", "TB")
+from pwcc.cache.amounts import size_text
+
 _AGE_UNITS: Final = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 
 
 def bytes_(count: int) -> str:
     """Return ``12.3 MB`` for a number of bytes; units are powers of 1,000."""
-    if count < 1000:
-        return f"{count} B"
-    value, power = count / 1000, 0
-    while value >= 999.5 and power < len(_BYTE_UNITS) - 1:
-        value, power = value / 1000, power + 1
-    return f"{value:.{1 if value < 99.95 else 0}f} {_BYTE_UNITS[power]}"
+    return size_text(count)
 
 
 def seconds(value: float) -> str:

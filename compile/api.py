@@ -52,7 +52,7 @@ def precompile(
     Args:
         model: a module in eval mode. Parameters may be on the meta device if ``device`` is given; they
             are then given memory there.
-        cache_dir: the cache directory; default is the user's cache directory for pwcc.
+        cache_dir: the cache directory; default: ``PWCC_CACHE_DIR``, else the user's for pwcc.
         sizes: token counts that get a static variant each, within ``1..max_tokens``.
         max_tokens: largest token count that the dynamic variant serves; it starts at 1.
         inputs: declarations such as ``["input_ids:int64[n]"]``, or a function of a token count that

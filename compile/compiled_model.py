@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pwcc.cache.errors import ArgumentError, CacheMiss, SizeError
+from pwcc.cache.errors import ArgumentError, CacheMiss, PwccError, SizeError
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.manifest import Manifest
 from pwcc.compile.ops.paged_attention import paged_attention
@@ -192,15 +192,26 @@ class CompiledModel:
         """Run the model; returns what ``forward`` returns.
 
         Raises:
-            CallError: see the class.
+            CallError: see the class. What torch raises while a piece runs, such as out of memory, comes as it
+                is, with a note that names the entry.
         """
         program, tensors, sizes = self.bind(args, kwargs)
-        if torch.is_grad_enabled():
-            with torch.no_grad():
+        try:
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    outputs = self._run(program, tensors, sizes)
+            else:
                 outputs = self._run(program, tensors, sizes)
-        else:
-            outputs = self._run(program, tensors, sizes)
+        except Exception as error:
+            self.name_in(error)
+            raise
         return program.output(outputs, tensors, program.weights)
+
+    def name_in(self, error: Exception) -> None:
+        """Add a note that names the entry to an error that came up while it ran; pwcc's own say enough."""
+        note = f"while running pwcc entry {self.manifest.entry_key} ({self.manifest.model.identity})"
+        if not isinstance(error, PwccError) and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
     def bind(
         self, args: Sequence[object], kwargs: Mapping[str, object]

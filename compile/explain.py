@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pwcc.cache import nearest
-from pwcc.cache.difference import Difference
+from pwcc.cache.difference import UNSIGNED, Difference, advice
 from pwcc.cache.entries import EntryRef
-from pwcc.cache.errors import CacheMiss, HostMismatch, StoreError
+from pwcc.cache.errors import CacheMiss, HostMismatch, StoreError, UntrustedEntry
 from pwcc.cache.explain import Answer, Outcome, Verdict, answer, describe
 from pwcc.cache.ids import EntryKey
 from pwcc.cache.manifest import Manifest
@@ -99,24 +99,30 @@ def miss(here: Here, store: Store, rejections: Sequence[Rejection]) -> CacheMiss
             hint="compile on a host like this one, or serve on a host like the builder",
         )
     command = f"pwcc compile --model ... --cache-dir {where}"
-    advice = "; ".join(found.advice()[:2])
+    todo = "; ".join(found.advice()[:2])
+    if todo == advice(UNSIGNED):  # a compile makes no signature
+        hint = todo
+    elif todo:
+        hint = f"{todo} ({command}); pwcc explain shows all"
+    else:
+        hint = f"run: {command}"
     return CacheMiss(
         f"no entry for this model (lookup key {here.lookup_key[:12]})",
         reasons=found.reasons(),
         where=where,
-        hint=f"{advice} ({command}); pwcc explain shows all" if advice else f"run: {command}",
+        hint=hint,
     )
 
 
 def frozen_miss(here: Here, store: Store, request: Request, build: BuildFactors) -> CacheMiss:
     """Return the error of a compile that may not compile and found no entry."""
     found = explain_compile(store, here, request, build)
-    advice = "; ".join(found.advice()[:2])
+    todo = "; ".join(found.advice()[:2])
     return CacheMiss(
         f"no entry of these options for {request.identity} (lookup key {here.lookup_key[:12]})",
         reasons=found.reasons(),
         where=str(store.root),
-        hint=f"{advice}; or run without --frozen" if advice else "run without --frozen to compile it",
+        hint=f"{todo}; or run without --frozen" if todo else "run without --frozen to compile it",
     )
 
 
@@ -168,9 +174,15 @@ def _compared(store: Store, here: Here, ref: EntryRef, compare: Compare) -> Verd
     try:
         manifest = store.read_manifest(ref)
         differences = compare(manifest)
+    except UntrustedEntry as error:
+        differences = [Difference(UNSIGNED, error.message)]
     except StoreError as error:
         differences = [Difference("entry/files", error.message)]
     return _verdict(store, ref, here, differences)
+
+
+def _is_unsigned(verdict: Verdict) -> bool:
+    return any(difference.path == UNSIGNED for difference in verdict.differences)
 
 
 def _verdict(
@@ -209,6 +221,7 @@ def _with_near(
     )
     found = nearest.scan(store, wanted)
     near = [_compared(store, here, ref, compare) for ref in found.near if ref.lookup_key != here.lookup_key]
+    near = [verdict for verdict in near if not _is_unsigned(verdict)]  # a signature would not make it fit
     near.sort(key=lambda verdict: (not verdict.only_the_host, len(verdict.differences), verdict.entry_key))
     fewest = min((len(verdict.differences) for verdict in verdicts), default=None)
     if fewest is not None:

@@ -1,6 +1,6 @@
 """Serve the Key noun: Hugging Face decoders on flat tokens, their attention through ``pwcc::attention``.
 
-transformers is imported only when one of these functions runs; it is the extra ``pwcc[hf]``.
+transformers is imported only when one of these functions runs; it is the extra ``hf``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import pwcc.compile.ops.attention  # noqa: F401  registers torch.ops.pwcc.attention
-from pwcc.cache.errors import ModelError, UsageError
+from pwcc.cache.errors import ModelError, UsageError, install
 from pwcc.compile.model_args import unknown_name
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def portable_config(config: PreTrainedConfig) -> dict[str, object]:
 
 def _require_transformers() -> None:
     if importlib.util.find_spec("transformers") is None:
-        raise UsageError("Hugging Face models need transformers", hint="pip install 'pwcc[hf]'")
+        raise UsageError("Hugging Face models need transformers", hint=install("hf"))
 
 
 def _first_line(error: Exception) -> str:

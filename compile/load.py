@@ -62,7 +62,7 @@ def load(
 
     Args:
         model: the module, in eval mode, with its weights on one device. Its weights are bound, not copied.
-        cache_dir: the cache directory; default is the user's cache directory for pwcc.
+        cache_dir: the cache directory; default: ``PWCC_CACHE_DIR``, else the user's for pwcc.
         profile: take only entries compiled with ``--profile`` of this name.
         entry: take only entries whose key starts with this.
         tag: the name of this part of a model, as it was compiled; without one, only entries without one.

@@ -1,6 +1,6 @@
 """Serve a decoder over HTTP: continuous batching, paged KV cache, sealed pieces, captured graphs.
 
-pip install 'pwcc[serve]'
+pip install '.[serve]'
 pwcc compile --model llama-tiny --cache-dir warm
 python examples/serve.py --model llama-tiny --cache-dir warm --port 8000
 curl -s localhost:8000/generate -d '{"token_ids": [1, 2, 3], "max_new_tokens": 8}'
@@ -34,7 +34,7 @@ from serving.scheduler import Scheduler
 from torch import nn
 
 import pwcc
-from pwcc.cache.errors import PwccError, UsageError
+from pwcc.cache.errors import PwccError, UsageError, install
 from pwcc.cache.store import Store
 from pwcc.capture.backend import backend_for
 from pwcc.capture.modes import CaptureMode
@@ -181,7 +181,7 @@ def serve(ready: Ready, options: argparse.Namespace) -> int:
         import uvicorn
         from serving.http_api import Api
     except ModuleNotFoundError as error:
-        raise UsageError(f"serving needs {error.name}", hint="pip install 'pwcc[serve]'") from None
+        raise UsageError(f"serving needs {error.name}", hint=install("serve")) from None
 
     listener = listen(options.host, options.port)
     engine = start(ready, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,22 @@ def test_the_installed_wheel_runs(built: Path, tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(target)], cwd=tmp_path, check=True, capture_output=True, text=True
     )
     assert done.stdout == f"pwcc {pwcc.__version__}\n"
+
+
+def test_hints_to_install_name_extras_that_exist_and_no_package_of_an_index() -> None:
+    extras = set(importlib.metadata.metadata("pwcc").get_all("Provides-Extra") or ())
+    texts = {name: (ROOT / name).read_text() for name in [*sources(), "examples/serve.py", "README.md"]}
+    used = {
+        (name, extra)
+        for name, text in texts.items()
+        for extra in re.findall(r'install\(["\'](\w+)["\']\)', text)
+    }
+    assert {extra for _, extra in used} == {"hf", "serve", "sign", "zstd"}
+    assert {"hf", "serve", "sign", "zstd"} <= extras
+    assert [name for name, text in texts.items() if "pwcc[" in text] == []
+    said = [name for name in sources() if "pip install" in texts[name]]
+    assert said == ["cache/errors.py"]
+    assert set(re.findall(r"pip install\s+'\.\[(\w+)\]'", texts["README.md"])) <= extras
 
 
 def test_this_environment_has_the_tree_itself() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pwcc.cache.amounts import MAX_AMOUNT, parse_age, parse_size
+from pwcc.cache.amounts import MAX_AMOUNT, parse_age, parse_size, size_text
 from pwcc.cache.errors import UsageError
 
 SIZES = {
@@ -23,6 +23,14 @@ SIZES = {
     " 2T ": 2 * 10**12,
 }
 AGES = {"90s": 90, "15min": 900, "12h": 43200, "30d": 30 * 86400, "2w": 14 * 86400, "1.5h": 5400, "0s": 0}
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (856747, "857 kB"), (99_949_999, "99.9 MB"), (10**10, "10.0 GB")],
+)
+def test_sizes_as_text(count: int, text: str) -> None:
+    assert size_text(count) == text
 
 
 @pytest.mark.parametrize(("text", "expected"), SIZES.items())

@@ -365,7 +365,7 @@ def test_a_damaged_zstd_stream_is_one_clear_error(
 
 def test_without_zstandard_a_zst_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with unchanged(store), pytest.raises(UsageError, match=r"pwcc\[zstd\]"):
+    with unchanged(store), pytest.raises(UsageError, match=r"'\.\[zstd\]'"):
         put(store, b"\x28\xb5\x2f\xfd and more")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pwcc.cache import layout
 from pwcc.cache.errors import NewerFormat, NotAStore, StoreError
-from pwcc.cache.store import Store, default_root
+from pwcc.cache.store import Store, default_root, named_root
 
 
 def test_create_makes_the_documented_tree(tmp_path: Path) -> None:
@@ -98,5 +98,9 @@ def test_open_tells_a_newer_store(tmp_path: Path) -> None:
         Store.open(tmp_path)
 
 
-def test_default_root() -> None:
-    assert default_root().name == "pwcc"
+def test_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PWCC_CACHE_DIR", str(tmp_path / "here"))
+    assert default_root() == named_root() == tmp_path / "here"
+    for environ in ({}, {"PWCC_CACHE_DIR": ""}):
+        assert named_root(environ) is None
+        assert default_root(environ).name == "pwcc"

@@ -276,11 +276,42 @@ def test_piece_records(store: Store, ref: EntryRef, manifest: Manifest) -> None:
     store.put_piece(PieceKey("d" * 32), strict.canonical({"blobs": {"0" * 64: 1}}))
     store.blob_path(kept).write_bytes(b"of another alone")
     found = look(store)
-    assert {Path(f.where).stem[0]: f.kind for f in found.findings} == {
+    records = [f for f in found.findings if f.where.endswith(".json")]
+    assert {Path(f.where).stem[0]: f.kind for f in records} == {
         "a": Kind.BLOB, "b": Kind.ENTRY, "c": Kind.ENTRY, "d": Kind.LEFTOVER
     }  # fmt: skip
+    assert [(f.where, f.kind) for f in found.findings if f not in records] == [
+        (str(store.blob_path(kept)), Kind.BLOB)
+    ]
     repair(store, found)
     assert sorted(path.stem[0] for path in (store.root / "v1/pieces").iterdir()) == ["d"]
+    assert not store.blob_path(kept).exists()
+
+
+def test_a_damaged_blob_goes_after_its_entry_was_set_aside(
+    store: Store, ref: EntryRef, manifest: Manifest
+) -> None:
+    """As after a load that met it: then only the record of a piece still names the blob."""
+    blob = next(iter(manifest.piece_records()))
+    store.put_piece(PieceKey("a" * 32), strict.canonical({"blobs": {blob: manifest.blobs[blob]}}))
+    path = store.blob_path(blob)
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    assert store.quarantine(ref, "damaged", is_damaged=lambda moved: is_damaged(store, moved))
+    repaired = repair(store, look(store))
+    assert {f.repaired for f in repaired.findings if f.kind is Kind.BLOB} == {"removed"}
+    assert (repaired.exit_code & 2, look(store).exit_code & ~(64 + 4)) == (0, 0)
+    assert not path.exists()
+
+
+def test_a_repair_leaves_what_was_set_aside(store: Store, ref: EntryRef) -> None:
+    assert store.quarantine(ref, "damaged", is_damaged=lambda _: True)
+    before = tree(store.root / "v1/quarantine")
+    then = time.time() - 400 * 86400
+    for path in (store.root / "v1/quarantine").iterdir():
+        os.utime(path, (then, then))
+    found = repair(store, look(store))
+    assert found.quarantined == 1
+    assert tree(store.root / "v1/quarantine") == before
 
 
 def test_capture_plans(store: Store, ref: EntryRef, manifest: Manifest) -> None:

@@ -20,7 +20,7 @@ from pwcc.compile.ops.dense import AttentionParams
 from pwcc.compile.ops.forward_context import BatchDescriptor, ForwardContext, RunMode
 from pwcc.compile.ops.paged import AttentionMetadata
 from pwcc.compile.ops.paged_attention import attend_vectorised, paged_attention
-from tests.capture.toy import VOCAB, World, compiled_of, first, last, leaking, middle
+from tests.capture.toy import KEY, VOCAB, World, compiled_of, first, last, leaking, middle
 
 MODES = list(CaptureMode)
 Batch = tuple[Tensor, Tensor, AttentionMetadata]
@@ -299,6 +299,25 @@ def test_arguments_are_checked_before_anything_runs(world: World) -> None:
     with pytest.raises(ArgumentError, match="expected metadata"):
         runner(ids, positions)
     assert runner.stats.tokens == 0
+
+
+@pytest.mark.parametrize(("size", "mode"), [(3, RunMode.PIECEWISE), (17, RunMode.NONE)])
+def test_an_error_while_it_runs_names_the_entry_once(cpu: World, size: int, mode: RunMode) -> None:
+    full = False
+
+    def kernel(*args: Any, **options: Any) -> None:
+        if full:
+            raise torch.OutOfMemoryError("no memory for 8 GiB")
+        paged_attention(*args, **options)
+
+    runner = cpu.runner(CaptureMode.PIECEWISE, kernel=kernel)
+    runner.capture()
+    full = True
+    with pytest.raises(torch.OutOfMemoryError, match="8 GiB") as caught:
+        runner(*cpu.prompts(size))
+    assert runner.last is not None
+    assert runner.last.mode is mode
+    assert caught.value.__notes__ == [f"while running pwcc entry {KEY} (toy)"]
 
 
 def test_a_plan_of_another_entry_is_refused(cpu: World) -> None:

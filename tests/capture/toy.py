@@ -134,6 +134,7 @@ def compiled_of(
     )
     manifest = SimpleNamespace(
         entry_key=KEY,
+        model=SimpleNamespace(identity="toy"),
         min_tokens=1,
         max_tokens=MAX,
         sizes=sizes,

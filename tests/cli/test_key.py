@@ -41,6 +41,18 @@ def test_as_text(run: Run) -> None:
     assert "known after tracing; --cache-dir shows" in lines[-1]
 
 
+def test_the_variable_names_the_cache_and_one_where_nothing_is_yet_is_no_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PWCC_CACHE_DIR", str(tmp_path / "nothing"))
+    assert run("key", *MODEL).returncode == 0
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("PWCC_CACHE_DIR", str(tmp_path / "file"))
+    done = run("key", *MODEL)
+    assert done.returncode == 1
+    assert "expected a pwcc cache directory" in done.stderr
+
+
 def test_without_a_model_is_a_usage_error(run: Run) -> None:
     done = run("key")
     assert done.returncode == 2

@@ -138,6 +138,15 @@ def test_unexpected_errors_are_called_a_bug(capsys: pytest.CaptureFixture[str]) 
     )
 
 
+def test_an_unexpected_error_keeps_its_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    error = RuntimeError("out of memory")
+    error.add_note("while running pwcc entry 0a")
+    failures.report(error, Invocation())
+    assert capsys.readouterr().err.startswith(
+        "error: RuntimeError: out of memory\nwhile running pwcc entry 0a\n"
+    )
+
+
 def test_a_full_disk_is_no_bug(store: Store) -> None:
     full = Path("/dev/full")
     if not full.exists():

@@ -109,7 +109,7 @@ def test_a_damaged_numerics_record_is_said(
     digest = compiled.manifest.numerics
     assert digest is not None
     path = root / "v1/blobs/sha256" / digest[:2] / digest
-    path.write_bytes(path.read_bytes().replace(b"0.0", b"0.1", 1) + b" ")
+    path.write_bytes(path.read_bytes().replace(b"0.0", b"0.1", 1))
     with pytest.raises(CorruptEntry, match="expected SHA-256"):
         compiled.check()
     assert main(["load", str(root), *llama.model]) == 0

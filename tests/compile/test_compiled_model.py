@@ -64,6 +64,39 @@ def test_static_and_dynamic_sizes_equal_eager(loaded: Loaded, size: int) -> None
     torch.testing.assert_close(result, eager(model, size), rtol=1e-4, atol=1e-5)
 
 
+def test_the_library_and_pwcc_key_use_the_cache_that_the_variable_names(
+    llama: Warm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PWCC_CACHE_DIR", str(llama.root))
+    assert pwcc.load(llama_of()).manifest.entry_key == llama.report["entry_key"]
+    shown = llama.machine.pwcc_json("key", *llama.model, PWCC_CACHE_DIR=str(llama.root))
+    assert shown["entry_key"] == llama.report["entry_key"]
+    monkeypatch.setenv("PWCC_CACHE_DIR", str(tmp_path / "empty"))
+    with pytest.raises(CacheMiss) as caught:
+        pwcc.precompile(llama_of(), sizes=(1, 2), frozen=True)
+    assert caught.value.where == str(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_error_while_a_piece_runs_names_the_entry(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, grad: bool
+) -> None:
+    _, compiled = loaded
+
+    def fails(tensors: object, sizes: object) -> tuple[object, ...]:
+        raise torch.OutOfMemoryError("no memory for 8 GiB")
+
+    (program,) = compiled.programs
+    monkeypatch.setitem(program.by_size, 3, fails)
+    with torch.set_grad_enabled(grad), pytest.raises(torch.OutOfMemoryError, match="8 GiB") as caught:
+        compiled(*inputs(3))
+    (note,) = caught.value.__notes__
+    assert note == f"while running pwcc entry {compiled.manifest.entry_key} (builtin:llama-tiny)"
+    with pytest.raises(CallError) as refused:
+        compiled(*inputs(0))
+    assert not hasattr(refused.value, "__notes__")
+
+
 def test_a_static_variant_is_preferred(loaded: Loaded) -> None:
     _, compiled = loaded
     (program,) = compiled.programs

@@ -104,7 +104,8 @@ def test_every_piece_has_a_numerics_record_within_twice_inductors_error(entry: E
     assert sizes == [[[1, 2, 64]] * 3, [[1]] * 3, [[2]] * 3]
     for record in (record for variant in measured for piece in variant for record in piece):
         assert record.sealed <= record.tolerance
-        assert record.tolerance == 2 * record.compiled or record.compiled == 0.0
+        # twice Inductor's own error, but never below what another thread count may change
+        assert record.tolerance in (2 * record.compiled, 4 * 2.0**-23)
 
 
 def test_its_predicates_are_portable_and_name_constants(entry: Entry) -> None:

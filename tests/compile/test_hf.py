@@ -185,6 +185,6 @@ def test_attention_refuses_what_the_op_does_not_do(extra: dict[str, Any]) -> Non
 
 def test_missing_transformers_is_said_plainly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pwcc\[hf\]"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    with pytest.raises(UsageError, match=r"'\.\[hf\]'"):
         build(ModelRef.parse(str(tmp_path)))

@@ -86,14 +86,17 @@ def test_signed_entries_load_and_others_are_a_miss_before_any_blob(
     with pytest.raises(CacheMiss) as caught:
         pwcc.load(model, cache_dir=store.root, require_signature=True)
     assert caught.value.exit_code == 3
+    assert caught.value.hint == "sign it: pwcc sign; or trust its signer's key: pwcc trust add"
     assert f"{ref.entry_key[:12]}: expected a signature by a trusted key, got none" in str(caught.value)
     assert any(path.endswith("manifest.json") for path in opened)
     assert blobs(opened) == [], "not even to explain"
 
     signing.sign_entry(store, ref, PrivateKey.generate())
     opened.clear()
-    with pytest.raises(CacheMiss, match="not trusted here"):
+    with pytest.raises(CacheMiss, match="not trusted here") as caught:
         pwcc.load(model, cache_dir=store.root, require_signature=True)
+    assert "pwcc trust add" in str(caught.value)
+    assert "pwcc compile" not in str(caught.value)
     assert blobs(opened) == []
 
     path = signing.sign_entry(store, ref, key)
@@ -104,6 +107,16 @@ def test_signed_entries_load_and_others_are_a_miss_before_any_blob(
     ids = torch.arange(3)
     with torch.no_grad():
         assert torch.allclose(compiled(ids, ids), model(ids, ids), atol=1e-4)
+
+
+def test_an_unsigned_entry_of_another_model_is_no_reason_to_sign(
+    cache: tuple[Store, EntryRef, Manifest], key: PrivateKey
+) -> None:
+    other = Llama(LlamaConfig(layers=3)).eval()
+    with pytest.raises(CacheMiss) as caught:
+        pwcc.load(other, cache_dir=cache[0].root, require_signature=True)
+    assert "pwcc sign" not in str(caught.value)
+    assert caught.value.hint == f"run: pwcc compile --model ... --cache-dir {cache[0].root}"
 
 
 def test_the_environment_requires_it_too(
@@ -129,7 +142,7 @@ def test_without_cryptography_nothing_is_skipped(
     signing.sign_entry(store, ref, key)
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
     opened.clear()
-    with pytest.raises(SigningUnavailable, match=r"pip install 'pwcc\[sign\]'"):
+    with pytest.raises(SigningUnavailable, match=r"extra 'sign': in a checkout, pip install '\.\[sign\]'"):
         pwcc.load(model, cache_dir=store.root, require_signature=True)
     assert blobs(opened) == []
     assert pwcc.load(model, cache_dir=store.root), "where none is required it is not needed"
@@ -201,6 +214,7 @@ def test_a_compile_neither_hits_nor_uses_again_what_nobody_signed(
     trusted = {"PWCC_TRUSTED_KEYS": os.environ["PWCC_TRUSTED_KEYS"]}
     done = llama.machine.pwcc(*options, code=3, **trusted)
     assert "expected a signature by a trusted key, got none" in done.stderr
+    assert "next: sign it: pwcc sign; or trust its signer's key: pwcc trust add; or run without" in done.stderr
     store = Store.open(root)
     (ref,) = store.entries()
     signing.sign_entry(store, ref, key)

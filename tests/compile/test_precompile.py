@@ -146,7 +146,8 @@ def test_a_cold_compile_counts_exactly(llama: Warm) -> None:
     layers, sizes = 2, 2
     assert counters.pop("kernels_sealed") == llama.report["kernels"] > 0
     blobs = len(list((llama.root / "v1/blobs").rglob("*/*/*")))
-    of_the_entry = 5 + counters["unique_pieces"]  # stitch, calling, predicates, factors, numerics; piece graphs
+    # stitch, calling, predicates, factors, numerics, details; piece graphs
+    of_the_entry = 6 + counters["unique_pieces"]
     assert counters.pop("blobs_written") == blobs - of_the_entry
     assert counters == {
         "graphs_seen": 1,

@@ -597,6 +597,7 @@ def test_json() -> None:
         "steps_ms": {"lookup": 1.235, "blobs": 2.0},
         "total_ms": 3.457,
         "evidence": [],
+        "damaged": [],
     }
 
 
