@@ -18,7 +18,7 @@ from pwcc.cache import holds, layout
 from pwcc.cache.store import EntryRef, Store
 
 _HELD: Final = {errno.EAGAIN, errno.EACCES}
-_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def writing(store: Store) -> Iterator[None]:
     """Be seen as a writer inside the block, beside others; best effort. A compile is seen by its lock."""
     path = store.root / layout.VERSION / "locks" / "import.lock"
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o666)
     except OSError:
         yield
         return

@@ -186,8 +186,8 @@ def rename_new(staged: Path, path: Path) -> bool:
 
 
 def fsync_directory(path: Path) -> None:
-    """Flush the names in a directory, where the file system can. OSError passes through."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Flush the names in a directory, where the file system can. OSError passes through, a link is one."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import atomic
+from pwcc.cache import atomic, folders
 from pwcc.cache.errors import CorruptEntry, MissingBlob, StoreError
 from pwcc.cache.ids import DIGEST_PATTERN, BlobDigest, blob_digest
 
@@ -42,7 +42,7 @@ class Blobs:
         path = self.path(digest)
         if self._holds(path, data) and self.touch(digest):
             return digest
-        path.parent.mkdir(exist_ok=True)
+        folders.make(path.parent)
         atomic.write_replace(path, data, tmp=self._tmp)
         return digest
 
@@ -66,9 +66,11 @@ class Blobs:
 
     def all(self) -> Iterator[tuple[BlobDigest, os.DirEntry[str]]]:
         """Yield every file that has a blob's name at a blob's place, in order. OSError passes through."""
+        if not folders.is_real(self._folder):
+            return
         with os.scandir(self._folder) as prefixes:
-            folders = sorted((item for item in prefixes if PREFIX_PATTERN.fullmatch(item.name)), key=_name)
-        for folder in folders:
+            listed = sorted((item for item in prefixes if PREFIX_PATTERN.fullmatch(item.name)), key=_name)
+        for folder in listed:
             if folder.is_dir(follow_symlinks=False):
                 with os.scandir(folder.path) as found:
                     for item in sorted(found, key=_name):

@@ -7,12 +7,19 @@ code. Bytecode belongs to one Python minor version: under another one the digest
 
 from __future__ import annotations
 
+import functools
 import struct
 import types
+from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from pwcc.cache.errors import FactorError
 from pwcc.cache.ids import FactorDigest, factor_digest
+
+MAX_FUNCTIONS: Final = 64
+"""Functions that one value may lead to, through what decorators wrap and close over."""
+_CACHED: Final[type] = type(functools.lru_cache(lambda: None))
 
 
 def digest_code(code: types.CodeType) -> FactorDigest:
@@ -28,7 +35,8 @@ def find_code(namespace: Mapping[str, object], qualname: str) -> list[types.Code
     """Return the code objects that ``qualname`` may name below a module's ``namespace``.
 
     Runs no user code: classes and descriptors are read through their ``__dict__``. Functions made
-    inside other functions are found as constants of those; more than one may match.
+    inside other functions are found as constants of those, decorated ones behind what decorators left
+    under the name; more than one may match.
     """
     head, *rest = [part for part in qualname.split(".") if part != "<locals>"]
     return list(dict.fromkeys(_descend(namespace.get(head), rest)))
@@ -38,7 +46,7 @@ def _descend(value: object, rest: list[str]) -> Iterator[types.CodeType]:
     if isinstance(value, type) and rest:
         yield from _descend(vars(value).get(rest[0]), rest[1:])
         return
-    for code in _codes_of(value):
+    for code in codes_of(value):
         found = [code]
         for name in rest:
             inner = [const for outer in found for const in outer.co_consts if isinstance(const, types.CodeType)]
@@ -46,17 +54,47 @@ def _descend(value: object, rest: list[str]) -> Iterator[types.CodeType]:
         yield from found
 
 
-def _codes_of(value: object) -> Iterator[types.CodeType]:
-    if isinstance(value, (staticmethod, classmethod)):
-        value = value.__func__
-    if isinstance(value, property):
-        for accessor in (value.fget, value.fset, value.fdel):
-            yield from _codes_of(accessor)
-    seen = 0
-    while isinstance(value, types.FunctionType) and seen < 32:
-        yield value.__code__
-        value = vars(value).get("__wrapped__")  # functools.wraps: the decorated function lies below
-        seen += 1
+def codes_of(value: object) -> Iterator[types.CodeType]:
+    """Yield a function's code, and that of the functions it wraps or closes over, outermost first."""
+    for function in functions_of(value):
+        yield function.__code__
+
+
+def functions_of(value: object) -> Iterator[types.FunctionType]:
+    """Yield the functions behind descriptors, decorators and partial calls, outermost first.
+
+    Calls none of them, and reads no attribute but through ``__dict__``. At most 64.
+    """
+    waiting: deque[object] = deque([value])
+    seen: dict[int, object] = {}
+    while waiting and len(seen) < MAX_FUNCTIONS:
+        found = waiting.popleft()
+        if id(found) in seen:
+            continue
+        seen[id(found)] = found
+        if isinstance(found, types.FunctionType):
+            yield found
+            waiting.append(vars(found).get("__wrapped__"))  # what functools.wraps leaves
+            waiting += [held for cell in found.__closure__ or () if _is_wrapper(held := _content(cell))]
+        elif isinstance(found, (staticmethod, classmethod, types.MethodType)):
+            waiting.append(found.__func__)
+        elif isinstance(found, property):
+            waiting += [found.fget, found.fset, found.fdel]
+        elif isinstance(found, (functools.partial, functools.partialmethod, functools.cached_property)):
+            waiting.append(found.func)
+        elif isinstance(found, _CACHED):
+            waiting.append(found.__dict__.get("__wrapped__"))
+
+
+def _is_wrapper(held: object) -> bool:
+    return isinstance(held, (types.FunctionType, types.MethodType, functools.partial, _CACHED))
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
 
 
 def _encode(value: object) -> bytes:

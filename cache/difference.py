@@ -60,10 +60,12 @@ def _is_digest(value: Json | Absent) -> bool:
     return isinstance(value, str) and value.startswith("digest:")
 
 
+_POLICY: Final = "use the same pwcc.toml and --env-include/--env-exclude, or compile"
 _ADVICE: Final = (
+    ("environment/state ", "put the process into the state it had, or compile in this one"),
     ("environment/", "set the variable as it was, or compile with it; exclude it if it changes no code"),
     ("configuration/model arguments", "pass the same --arg, or compile with these"),
-    ("configuration/environment policy", "use the same pwcc.toml and --env-include/--env-exclude, or compile"),
+    ("configuration/environment policy", _POLICY),
     ("configuration/", "pass the same options, or compile with these"),
     ("sources/", "deploy the sources that were compiled, or compile again"),
     ("predicate/", "build the model as it was compiled, or compile this one"),
@@ -71,6 +73,8 @@ _ADVICE: Final = (
     ("requirement/", "serve on a host that meets it, or compile on a host like this one"),
     (_MODES, "set the mode as it was at the compile, or compile under this one"),
     ("compiler/", "use the same build here, or compile with this one"),
+    ("choice/environment policy", _POLICY),
+    ("choice/profile", "ask for the profile that it has, or compile with this one"),
     (UNSIGNED, "sign it: pwcc sign; or trust its signer's key: pwcc trust add"),
     ("entry/", "pwcc verify tells what is damaged; compile again to replace it"),
 )

@@ -38,11 +38,13 @@ def check_keys(ref: EntryRef, lookup: LookupKey, entry: EntryKey) -> None:
 
 
 def key_names(folder: Path) -> list[str]:
-    """Return the sorted names in ``folder`` that are keys; none when it does not exist.
+    """Return the sorted names in ``folder`` that are keys; none when it does not exist or is a link.
 
     Raises:
         StoreError: the folder cannot be listed.
     """
+    if os.path.islink(folder):  # noqa: PTH114 - half the time
+        return []
     try:
         with os.scandir(folder) as found:
             return sorted(item.name for item in found if KEY_PATTERN.fullmatch(item.name))

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from pwcc.cache import ownership, signing, strict
+from pwcc.cache import folders, ownership, signing, strict
 from pwcc.cache.blob_check import Checked, State
 from pwcc.cache.entries import MANIFEST, EntryRef, check_keys
 from pwcc.cache.errors import CorruptEntry, NewerFormat, StoreError
@@ -47,6 +47,9 @@ def check_entry(
     concern = ownership.entry_concern(ref.path, ref.manifest)
     if concern is not None:
         say(Kind.TRUST, ref.path, f"expected an entry that only you or root can write, got {concern}")
+    signatures = ref.path / signing.FOLDER
+    if os.path.lexists(signatures) and not folders.is_real(signatures):
+        say(Kind.TRUST, signatures, "expected a folder of signatures, got a link or file")
     for name in _foreign_names(ref):
         say(Kind.LEFTOVER, ref.path / name, "expected a manifest and signatures, got another name")
     try:

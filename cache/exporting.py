@@ -150,6 +150,6 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
                 stream.flush()
                 os.fsync(stream.fileno())
             staged.replace(path)
-            atomic.fsync_directory(path.parent)
+            atomic.fsync_directory(path.parent.resolve())
         finally:
             staged.unlink(missing_ok=True)

@@ -51,7 +51,9 @@ class FactorChange:
     after: Json | Absent
 
     def __str__(self) -> str:
-        before, after = ("nothing" if v is ABSENT else _short(v) for v in (self.before, self.after))
+        before, after = (
+            "nothing" if v is ABSENT or v is None else _short(v) for v in (self.before, self.after)
+        )
         return f"{self.path}: built with {before}, now {after}"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pwcc.cache import activity, last_use, pins, removal
+from pwcc.cache import activity, last_use, layout, pins, removal
 from pwcc.cache.amounts import size_text
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.retention import Limits, Verdict, decide
@@ -101,9 +101,11 @@ def collect(
         force: remove asked entries also when they are pinned, or a reader holds them.
 
     Raises:
+        UntrustedStore: a folder of the cache is a symbolic link; nothing was removed.
         StoreError: a folder cannot be listed or changed. What was removed until then stays removed; the
             store is consistent, and the next collection goes on.
     """
+    layout.require_real(store.root)
     if grace_s is None:
         grace_s = BUSY_GRACE_S if activity.writers_at_work(store) else GRACE_S
     bounded = limits != Limits()
@@ -214,8 +216,11 @@ def _notes(found: Survey, limits: Limits, after: int, left: _Leftovers) -> list[
     notes = [f"{ref.entry_key[:12]} cannot be read: {reason}" for ref, reason in found.unreadable[:5]]
     if len(found.unreadable) > 5:
         notes.append(f"and {len(found.unreadable) - 5} more that cannot be read; see pwcc verify")
+    hidden = sum(not piece.readable for piece in found.pieces)
+    if hidden:
+        notes.append(f"{hidden} of {len(found.pieces)} piece records cannot be read; they were kept")
     if not found.complete:
-        notes.append("no blob was collected: an entry that cannot be read here may need any of them")
+        notes.append("no blob was collected: what cannot be read here may need any of them")
     elif limits.max_bytes is not None and after > limits.max_bytes:
         why = "files too new to collect" if left.waiting_bytes else "entries that are pinned or in use"
         notes.append(f"still {size_text(after - limits.max_bytes)} over the limit: {why} make up the rest")

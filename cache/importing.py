@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import activity, archive, atomic, compression, signing, strict
+from pwcc.cache import activity, archive, atomic, compression, folders, signing, strict
 from pwcc.cache.archive import ArchiveReader, Member, Reader
 from pwcc.cache.blobs import MAX_BLOB_BYTES
 from pwcc.cache.entries import MANIFEST, EntryRef, check_keys
-from pwcc.cache.errors import CorruptEntry, MissingBlob
+from pwcc.cache.errors import CorruptEntry, MissingBlob, SigningUnavailable
 from pwcc.cache.ids import BlobDigest, EntryKey, LookupKey
 from pwcc.cache.manifest import Manifest
 from pwcc.cache.signing import Signature
@@ -39,7 +39,8 @@ _ADVICE: Final = "the archive was damaged or made by hand: copy or export it aga
 class Imported:
     """What became of one entry: ``new``, or there already; ``same`` tells that its manifest is this one.
 
-    Two compiles of the same factors may differ in their bytes; the one that is there stays.
+    Two compiles of the same factors may differ in their bytes; the one that is there stays. ``signatures``
+    were added; ``kept`` counts those that are there and valid, and stay though the archive's differ.
     """
 
     ref: EntryRef
@@ -47,6 +48,7 @@ class Imported:
     same: bool
     signatures: int
     bytes: int
+    kept: int = 0
 
     def to_json(self) -> dict[str, Json]:
         """Return the entry for ``--json``: keys in full, no paths."""
@@ -56,6 +58,7 @@ class Imported:
             "new": self.new,
             "same": self.same,
             "signatures": self.signatures,
+            "kept_signatures": self.kept,
             "bytes": self.bytes,
         }
 
@@ -276,7 +279,7 @@ def _place(store: Store, digest: BlobDigest, path: Path) -> None:
     """Rename a verified blob to its name; one that is there, and was found damaged, is replaced."""
     os.utime(path)  # a long import must not look old to a collection
     target = store.blob_path(digest)
-    target.parent.mkdir(exist_ok=True)
+    folders.make(target.parent)
     os.replace(path, target)  # noqa: PTH105 - one seam for tests to break
 
 
@@ -288,9 +291,27 @@ def _publish(store: Store, entry: _Entry) -> Imported:
         raise
     ref = store.entry_ref(entry.manifest.lookup_key, entry.manifest.entry_key)
     same = won or store.read_manifest_bytes(ref) == entry.data
-    added = 0
+    added = kept = 0
     for key, signature in entry.signatures.items() if same else ():
-        if signing.read_file(signing.path_of(ref.path, key)) != signature.to_bytes():
+        if signing.read_file(signing.path_of(ref.path, key)) == signature.to_bytes():
+            continue
+        if _may_hold(ref, key, entry.data):
+            kept += 1
+        else:
             signing.write(ref, signature, tmp=store.tmp)
             added += 1
-    return Imported(ref, won, same, added, sum(entry.manifest.blobs.values()))
+    return Imported(ref, won, same, added, sum(entry.manifest.blobs.values()), kept)
+
+
+def _may_hold(ref: EntryRef, key: KeyId, manifest: bytes) -> bool:
+    """Return whether the signature that is there is valid, or whether that cannot be known here.
+
+    A key has one signature of the same bytes, so that another one in an archive does not hold.
+    """
+    try:
+        there = signing.read(ref.path, key)
+        return there is not None and there.verifies(manifest)
+    except SigningUnavailable:
+        return True
+    except CorruptEntry:
+        return False

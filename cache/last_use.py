@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import layout
+from pwcc.cache import folders, layout
 from pwcc.cache.ids import KEY_PATTERN, EntryKey
 from pwcc.cache.store import Store
 
@@ -40,8 +40,9 @@ def stamp(store: Store, key: EntryKey) -> bool:
     """Record that an entry is used now, by the file system's clock; return whether that worked."""
     path = folder(store) / key
     with contextlib.suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        folders.make(path.parent)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o666)
         try:
             os.utime(descriptor)
         finally:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from pwcc.cache import owners, strict
-from pwcc.cache.atomic import os_errors
+from pwcc.cache.atomic import os_errors, read_file
 from pwcc.cache.errors import LockTimeout, StoreError
 from pwcc.cache.owners import Owner
 
@@ -58,6 +60,7 @@ def file_lock(path: Path, *, timeout_s: float = -1) -> Iterator[bool]:
         lock = filelock.UnixFileLock(path, timeout=timeout_s)
     held = False
     with os_errors("taking a lock", path):
+        _require_plain(path)  # filelock would empty what a link names
         try:
             lock.acquire()
             held = True
@@ -88,7 +91,8 @@ def file_lock(path: Path, *, timeout_s: float = -1) -> Iterator[bool]:
 def holder(path: Path) -> Holder | None:
     """Return who holds the lock ``path``, as far as it is written there; best effort."""
     try:
-        fields = strict.Fields(strict.loads(_holder_path(path).read_bytes()[:4096], where="holder"), "holder")
+        data = read_file(_holder_path(path), max_bytes=4096)
+        fields = strict.Fields(strict.loads(data, where="holder"), "holder")
         owner, since = owners.parse(fields.str_("owner")), fields.int_("since")
     except (OSError, StoreError):
         return None
@@ -99,8 +103,23 @@ def holder(path: Path) -> Holder | None:
 
 def _sign(path: Path) -> None:
     data = strict.canonical({"owner": str(owners.current()), "since": int(time.time())})
-    with contextlib.suppress(OSError):
-        _holder_path(path).write_bytes(data)
+    place = _holder_path(path)
+    with contextlib.suppress(OSError):  # a new file: what lies there may be a crashed holder's, or a link
+        place.unlink(missing_ok=True)
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+def _require_plain(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise StoreError("expected a lock file, got a link, folder, pipe or device", where=str(path))
 
 
 def _holder_path(path: Path) -> Path:

@@ -2,8 +2,8 @@
 
 One record per input: an environment variable, a file, a directory's list of names, a path that was
 only asked for, a module that was probed, a library of custom operators, a traced function's code, a
-mode. A record holds for a host if the same input has the same value there. Checking imports nothing,
-traces nothing and runs no code of the model's.
+mode, what a function of the process returns (``process_state.py``). A record holds for a host if the same
+input has the same value there. Checking imports nothing, traces nothing and runs no code of the model's.
 
 Values of environment variables are kept in the clear when they are plain settings, by the rule of
 ``environment.py``, unless the name speaks of a credential; otherwise as a digest that is salted with
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -26,9 +26,21 @@ from pwcc.cache.code_digest import digest_code, find_code
 from pwcc.cache.errors import FactorError
 from pwcc.cache.ids import factor_digest
 from pwcc.cache.probes import module_present
+from pwcc.cache.process_state import STATES, state_value
 from pwcc.cache.strict import Fields, Json, as_str, as_text
 
-KINDS: Final = ("environment", "file", "directory", "path", "module", "library", "function", "mode", "note")
+KINDS: Final = (
+    "environment",
+    "file",
+    "directory",
+    "path",
+    "module",
+    "library",
+    "function",
+    "mode",
+    "state",
+    "note",
+)
 PLACED: Final = ("file", "directory", "path")  # their anchor is a place; see anchors.py
 MAX_FILE: Final = 16 * 1024 * 1024
 """A longer file is weights or a vocabulary: known by its length, not by its content."""
@@ -80,13 +92,15 @@ class ObservedInput:
             fields.fail("name", "a path below a known anchor", f"{found.anchor}: {found.name}")
         if kind == "library" and "/" in found.name:
             fields.fail("name", "a file name", found.name)
+        if kind == "state" and found.name not in STATES:
+            fields.fail("name", "a function that pwcc knows", found.name)
         return found
 
     @property
     def factor(self) -> tuple[str, str]:
         """The group and name of this input's factor; a function's code has none, its source has one."""
-        if self.kind in ("environment", "mode"):
-            kind = "" if self.kind == "environment" else "mode "
+        if self.kind in ("environment", "mode", "state"):
+            kind = "" if self.kind == "environment" else f"{self.kind} "
             return "environment", f"{kind}{self.name} (observed)"
         anchor = f"{self.anchor}:" if self.anchor else ""
         return "sources", f"{self.kind}:{anchor}{self.name}"
@@ -95,7 +109,9 @@ class ObservedInput:
         line = f" (read at {self.where})" if self.where else ""
         if self.kind in PLACED:
             return f"{self.kind} {Anchored(self.anchor, self.name)}{line}"
-        said = {"environment": "environment variable", "function": "code of"}.get(self.kind, self.kind)
+        said = {"environment": "environment variable", "function": "code of", "state": "value of"}.get(
+            self.kind, self.kind
+        )
         home = f"{self.anchor}:" if self.kind == "function" else ""
         return f"{said} {home}{self.name}{line}"
 
@@ -121,7 +137,7 @@ def is_observed_factor(name: str) -> bool:
 
 
 def changes(
-    records: Iterable[ObservedInput],
+    records: Sequence[ObservedInput],
     *,
     salt: str,
     environ: Mapping[str, str],
@@ -138,12 +154,21 @@ def changes(
         libraries: paths of the operator libraries that are loaded here.
     """
     tag = code_tag()
+    compiled_under = sorted({other for record in records if (other := _other_optimization(record, tag))})
     by_name = {os.path.basename(path): path for path in libraries}  # noqa: PTH119
     found: list[tuple[ObservedInput, str]] = []
+    if compiled_under:
+        level = ObservedInput("mode", "python optimization", compiled_under[0])
+        here = str(sys.flags.optimize)
+        said = (
+            f"Python's optimization level (-O, PYTHONOPTIMIZE): compiled with {compiled_under[0]}, now {here}"
+        )
+        found.append((level, f"{said}, which decides over assert and __debug__ in the model's code"))
     for record in records:
         if record.kind == "function":
             if function_changed(record, tag, modules):
-                found.append((record, f"{record} is not what was compiled: it was replaced in this process"))
+                said = "its module is loaded in another version, or it was replaced in this process"
+                found.append((record, f"{record} is not what was compiled: {said}"))
             continue
         if record.kind in ("mode", "note"):  # a call checks modes; a note asks for nothing
             continue
@@ -151,6 +176,8 @@ def changes(
             now = environment_value(record.name, environ.get(record.name), salt)
         elif record.kind == "module":
             now = "present" if module_present(record.name, modules) else None
+        elif record.kind == "state":
+            now = state_value(record.name, salt, modules)
         elif record.kind == "library":
             now = library_value(by_name.get(record.name))
         else:
@@ -166,12 +193,21 @@ def _shown(value: str | None) -> str:
     return value[:20] if value.startswith("digest:") else repr(value)
 
 
+def is_credential(name: str) -> bool:
+    """Tell whether a name, of a variable or an attribute, speaks of a credential."""
+    return any(fnmatchcase(name.upper(), pattern) for pattern in _SECRET_NAMES)
+
+
+def is_clear(name: str, value: str) -> bool:
+    """Tell whether a variable's value may be kept and shown as it is."""
+    return not is_credential(name) and environment.shown_of(name, value) == value
+
+
 def environment_value(name: str, value: str | None, salt: str) -> str | None:
     """Return what an entry keeps of a variable: None, a plain setting, or a salted digest."""
     if value is None:
         return None
-    credential = any(fnmatchcase(name.upper(), pattern) for pattern in _SECRET_NAMES)
-    if not credential and environment.shown_of(name, value) == value:
+    if is_clear(name, value):
         return value
     text = os.fsencode(f"pwcc observed 1\0{salt}\0{name}\0{value}")
     return f"digest:{factor_digest(text)}"
@@ -219,6 +255,14 @@ def _file_value(path: str, limit: int) -> str | None:
 def code_tag() -> str:
     """Return the name of this Python's byte code: digests of code are comparable only under one."""
     return f"{sys.implementation.cache_tag}.{sys.flags.optimize}"
+
+
+def _other_optimization(record: ObservedInput, tag: str) -> str:
+    """Return the optimization level that a function was compiled under, if only that differs here."""
+    kept, _, _ = (record.value or "").partition(":")
+    python, _, level = kept.rpartition(".")
+    same_python = record.kind == "function" and python == tag.rpartition(".")[0]
+    return level if same_python and level != tag.rpartition(".")[2] else ""
 
 
 def function_changed(record: ObservedInput, tag: str, modules: Mapping[str, object]) -> bool:

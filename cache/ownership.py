@@ -33,8 +33,10 @@ def require(root: Path, *, trust: bool = False, environ: Mapping[str, str] | Non
     """Raise unless the cache ``root`` is of somebody who is trusted; return whether it was trusted by name.
 
     Raises:
-        UntrustedStore: the folder or its fixed parts are of others, or could have been changed by them.
+        UntrustedStore: the folder or its fixed parts are of others, or could have been changed by them; or,
+            trusted or not, a fixed part is a symbolic link.
     """
+    layout.require_real(root)
     if trust or is_trusted_by_name(root, environ):
         return True
     found = next(concerns(root), None)
@@ -53,7 +55,7 @@ def concerns(root: Path, *, user: int | None = None) -> Iterator[str]:
     me = os.geteuid() if user is None else user
     real = Path(os.path.realpath(root))
     # Who may write a parent can put another cache there, but only one that is then theirs and refused.
-    for path in (real, *(real / layout.VERSION / part for part in ("", "entries", "pieces"))):
+    for path in (real, *(real / layout.VERSION / part for part in layout.FIXED)):
         found = _concern(path, me)
         if found:
             yield found

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import atomic, layout, strict
+from pwcc.cache import atomic, folders, layout, strict
 from pwcc.cache.errors import StoreError, UsageError
 from pwcc.cache.ids import KEY_PATTERN, EntryKey
 from pwcc.cache.store import EntryRef, Store
@@ -35,15 +35,17 @@ def pin(store: Store, ref: EntryRef, *, note: str = "") -> None:
     """
     if len(note) > MAX_NOTE or not note.isprintable():
         raise UsageError(f"expected a note of at most {MAX_NOTE} printable characters, got {note[:60]!r}")
+    layout.require_real(store.root)
     path = _path(store, ref.entry_key)
     with atomic.os_errors("pinning an entry", path):
-        path.parent.mkdir(exist_ok=True)
+        folders.make(path.parent)
         data = strict.canonical({"schema": SCHEMA, "note": note})
         atomic.write_replace(path, data, tmp=store.tmp)
 
 
 def unpin(store: Store, key: EntryKey) -> bool:
     """Remove a pin; return whether there was one."""
+    layout.require_real(store.root)
     path = _path(store, key)
     with atomic.os_errors("removing a pin", path):
         try:

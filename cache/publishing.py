@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import atomic, quarantine
+from pwcc.cache import atomic, folders, quarantine
 from pwcc.cache.blobs import Blobs
 from pwcc.cache.entries import MANIFEST, EntryRef
 from pwcc.cache.errors import MissingBlob
@@ -55,7 +55,7 @@ class Publisher:
             atomic.write_new(staged / MANIFEST, data)
             atomic.fsync_directory(staged)
             failpoint("publish.written")
-            ref.path.parent.mkdir(exist_ok=True)
+            folders.make(ref.path.parent)
             won = atomic.rename_new(staged, ref.path)
             if not won and not is_intact(ref, data):
                 quarantine.set_aside(self.quarantine, ref, "a compile replaced it: it was damaged")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pwcc.cache import atomic, strict
+from pwcc.cache import atomic, folders, layout, strict
 from pwcc.cache.entries import EntryRef, check_keys
 from pwcc.cache.errors import CorruptEntry
 from pwcc.cache.ids import KEY_PATTERN
@@ -104,7 +104,8 @@ def write(ref: EntryRef, signature: Signature, *, tmp: Path) -> Path:
     """
     path = path_of(ref.path, signature.key.id)
     with atomic.os_errors("writing a signature", path):
-        path.parent.mkdir(exist_ok=True)
+        folders.make(ref.path)
+        folders.make(path.parent)
         atomic.write_replace(path, signature.to_bytes(), tmp=tmp)
         atomic.fsync_directory(path.parent)
         atomic.fsync_directory(ref.path)
@@ -118,8 +119,10 @@ def sign_entry(store: Store, ref: EntryRef, key: PrivateKey) -> Path:
 
     Raises:
         CorruptEntry, NewerFormat: the entry is damaged; it is not signed.
+        UntrustedStore: a folder of the cache is a symbolic link.
         StoreError: the signature cannot be written.
     """
+    layout.require_real(store.root)
     data = store.read_manifest_bytes(ref)
     manifest = Manifest.parse(data, where=str(ref.manifest))
     check_keys(ref, manifest.lookup_key, manifest.entry_key)
@@ -163,6 +166,8 @@ def read(entry: Path, key: KeyId) -> Signature | None:
 def names(entry: Path) -> list[KeyId]:
     """Return the sorted ids of the keys that an entry has signature files of, at most 256 of them."""
     found: list[KeyId] = []
+    if not folders.is_real(entry / FOLDER):
+        return []
     try:
         with os.scandir(entry / FOLDER) as listing:
             for item in listing:

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from pwcc.cache import atomic, holds, layers, layout, locks, quarantine, strict, sweep
+from pwcc.cache import atomic, folders, holds, layers, layout, locks, ownership, quarantine, strict, sweep
 from pwcc.cache.blobs import MAX_BLOB_BYTES, Blobs
 from pwcc.cache.entries import EntryRef, check_keys, key_names
 from pwcc.cache.errors import CacheMiss, CorruptEntry, StoreError, UntrustedEntry
@@ -215,13 +215,25 @@ class Store:
             yield from self.candidates(LookupKey(name))
 
     def candidates(self, lookup: LookupKey) -> list[EntryRef]:
-        """Return the entries under one lookup key, in key order; of one in two layers, the upper."""
-        found: dict[str, EntryRef] = {}
+        """Return the entries under one lookup key, in key order; of one in two layers, the upper.
+
+        An upper copy that cannot be used (damaged, newer, not admitted, of others) hides no lower one.
+        """
+        found: dict[str, list[EntryRef]] = {}
         for store in (self, *self.layers):
             folder = store._entries / lookup
             for name in key_names(folder):
-                found.setdefault(name, EntryRef(lookup, EntryKey(name), folder / name))
-        return [found[name] for name in sorted(found)]
+                found.setdefault(name, []).append(EntryRef(lookup, EntryKey(name), folder / name))
+        return [self._usable(found[name]) for name in sorted(found)]
+
+    def _usable(self, copies: list[EntryRef]) -> EntryRef:
+        """Return the uppermost copy of an entry that can be used; the uppermost where none can."""
+        for ref in copies if len(copies) > 1 else ():
+            if ownership.entry_concern(ref.path, ref.manifest) is None:
+                with contextlib.suppress(StoreError):
+                    self.read_manifest(ref)
+                    return ref
+        return copies[0]
 
     def owns(self, ref: EntryRef) -> bool:
         """Return whether an entry lies in this directory, not in a layer below it."""
@@ -275,6 +287,8 @@ class Store:
         return Publication(ref.path, won)
 
     def _is_intact(self, ref: EntryRef, expected: bytes) -> bool:
+        if not folders.is_real(ref.path):
+            return False
         try:
             if self.read_manifest_bytes(ref) == expected:  # ours, blob for blob, whoever signed it or did not
                 return True

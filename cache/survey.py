@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import about, activity, atomic, last_use, layout, pins, strict
+from pwcc.cache import about, activity, atomic, folders, last_use, layout, pins, strict
 from pwcc.cache.entries import check_keys
 from pwcc.cache.errors import CorruptEntry, StoreError
 from pwcc.cache.ids import DIGEST_PATTERN, KEY_PATTERN, BlobDigest
@@ -40,17 +40,18 @@ class File:
 
 @dataclass(frozen=True)
 class PieceFile:
-    """A piece record and the blobs that it names; none when it cannot be read."""
+    """A piece record and the blobs that it names; none when it is damaged, or could not be read."""
 
     file: File
     blobs: Mapping[BlobDigest, int]
+    readable: bool = True
 
 
 @dataclass(frozen=True)
 class Survey:
     """What lies in a store. ``unreadable`` are entries whose blobs are unknown, with the reason.
 
-    ``complete`` is False when one of them may be intact, only not readable by this version or this user:
+    ``complete`` is False when one of them, or a piece record, may be intact, only not readable here:
     then no blob may be called an orphan. A damaged entry can be loaded by nobody, so its blobs do not count.
     """
 
@@ -80,7 +81,7 @@ def survey(store: Store, *, readers: bool = True) -> Survey:
     pinned, used = pins.pinned(store), last_use.stamps(store)
     entries: list[Held] = []
     unreadable: list[tuple[EntryRef, str]] = []
-    complete = True
+    complete = all(piece.readable for piece in pieces)
     for ref in store.entries():
         found: Mapping[BlobDigest, int] = {}
         try:
@@ -149,17 +150,22 @@ def _pieces(store: Store) -> Iterator[PieceFile]:
         if not KEY_PATTERN.fullmatch(file.path.name.removesuffix(".json")):
             continue
         blobs: Mapping[BlobDigest, int] = {}
-        with contextlib.suppress(StoreError, OSError):
-            data = strict.read_bounded(file.path, max_bytes=MAX_PIECE_BYTES)
+        readable = True
+        try:
+            data = atomic.read_file(file.path, max_bytes=MAX_PIECE_BYTES)
             blobs = _sizes(strict.loads(data, where=file.path.name), file.path.name)
-        yield PieceFile(file, blobs)
+        except FileNotFoundError:
+            continue
+        except (StoreError, OSError) as error:
+            readable = isinstance(error, CorruptEntry)
+        yield PieceFile(file, blobs, readable)
 
 
 def _blobs(store: Store) -> Iterator[tuple[BlobDigest, File]]:
     top = store.root / layout.VERSION / "blobs" / "sha256"
     with atomic.os_errors("listing blobs", top):
-        folders = sorted(os.listdir(top)) if top.is_dir() else []  # noqa: PTH208
-    for name in folders:
+        prefixes = sorted(os.listdir(top)) if folders.is_real(top) else []  # noqa: PTH208
+    for name in prefixes:
         if len(name) == 2:
             for file in _files(top / name):
                 if DIGEST_PATTERN.fullmatch(file.path.name):
@@ -168,6 +174,8 @@ def _blobs(store: Store) -> Iterator[tuple[BlobDigest, File]]:
 
 def _files(folder: Path) -> Iterator[File]:
     """Yield the plain files of a folder; what vanishes meanwhile is left out."""
+    if not folders.is_real(folder):
+        return
     with atomic.os_errors("listing a folder", folder):
         try:
             with os.scandir(folder) as items:
@@ -182,6 +190,8 @@ def _files(folder: Path) -> Iterator[File]:
 
 
 def _tree(folder: Path) -> Iterator[File]:
+    if not folders.is_real(folder):
+        return
     with contextlib.suppress(OSError), os.scandir(folder) as items:
         for item in items:
             if item.is_dir(follow_symlinks=False):

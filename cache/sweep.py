@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import owners
+from pwcc.cache import folders, owners
 
 FOREIGN_AGE_S: Final = 86400.0
 FUTURE_S: Final = 3600.0  # clocks of hosts that share a cache may differ by this much
@@ -49,6 +49,8 @@ def sweep(
     end = clock() + budget_s
     removed: list[str] = []
     kept: list[str] = []
+    if not folders.is_real(tmp):
+        return Swept()
     try:
         names = sorted(os.listdir(tmp))  # noqa: PTH208 - names, not paths
     except OSError:

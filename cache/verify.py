@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import atomic, layout, ownership, strict, sweep
+from pwcc.cache import atomic, folders, layout, ownership, strict, sweep
 from pwcc.cache.blob_check import Checked, State, check_blob, check_blobs
 from pwcc.cache.blobs import PREFIX_PATTERN
 from pwcc.cache.entries import check_keys
@@ -28,6 +28,7 @@ from pwcc.cache.store import MAX_PIECE_BYTES, EntryRef, Store
 
 GRACE_S: Final = 300.0  # blobs younger than this may be of a compile that has not published yet
 OnProgress = Callable[[int, int], None]
+_PIECE_KINDS: Final = {State.MISSING: Kind.LEFTOVER, State.UNREADABLE: Kind.UNREADABLE}
 
 
 def verify(
@@ -111,6 +112,7 @@ class _Run:
             self.say(
                 Kind.TRUST, self.store.root, f"expected a cache that only you or root can write, got {concern}"
             )
+        self.fixed_folders()
         with atomic.os_errors("listing blobs", self.store.root):
             listed = [
                 (digest, Path(item.path), item.stat(follow_symlinks=False))
@@ -166,7 +168,7 @@ class _Run:
             manifest, found = check_entry(
                 self.store, ref, self.find_blob, facts=self.facts, trusted=self.trusted
             )
-            if found and not ref.path.is_dir() and not ref.path.is_symlink():
+            if found and not os.path.lexists(ref.path):
                 continue  # removed or replaced meanwhile
             self.count += 1
             self.findings += found
@@ -176,18 +178,22 @@ class _Run:
 
     def plans(self, manifest: Manifest) -> None:
         folder = self.store.plans / manifest.entry_key
-        for path in _files(folder):
+        for path in self.files(folder):
             try:
                 strict.loads(atomic.read_file(path, max_bytes=strict.MAX_BYTES), where=str(path))
+            except FileNotFoundError:
+                continue
             except (CorruptEntry, OSError) as error:
-                message = error.message if isinstance(error, CorruptEntry) else str(error.strerror)
-                self.findings.append(
-                    Finding(Kind.ENTRY, str(path), f"capture plan: {message}", manifest.entry_key)
-                )
+                kind, message = Kind.UNREADABLE, str(error)
+                if isinstance(error, CorruptEntry):
+                    kind, message = Kind.ENTRY, error.message
+                elif error.strerror:
+                    message = error.strerror
+                self.findings.append(Finding(kind, str(path), f"capture plan: {message}", manifest.entry_key))
 
     def pieces(self) -> None:
         """Piece records are a memory of past compiles: a bad one is passed over there, and said here."""
-        for path in _files(self.store.root / layout.VERSION / "pieces"):
+        for path in self.files(self.store.root / layout.VERSION / "pieces"):
             if not (path.suffix == ".json" and KEY_PATTERN.fullmatch(path.stem)):
                 self.say(Kind.LEFTOVER, path, "expected a piece record, got another name")
                 continue
@@ -204,26 +210,56 @@ class _Run:
                 checked = self.find_blob(digest)
                 if checked.state is not State.GOOD or checked.size != size:
                     what = checked.message or f"expected {size} bytes in blob {digest}, got {checked.size}"
-                    kind = Kind.LEFTOVER if checked.state is State.MISSING else Kind.BLOB
+                    kind = _PIECE_KINDS.get(checked.state, Kind.BLOB)
                     self.say(kind, path, f"piece record: {what}")
+
+    def fixed_folders(self) -> None:
+        """What is no folder where one must be. A link is said by the check of owners; one may be missing."""
+        for part in layout.FIXED:
+            path = self.store.root / layout.VERSION / part
+            if os.path.lexists(path) and not (path.is_symlink() or folders.is_real(path)):
+                self.say(Kind.ENTRY, path, "expected a folder, got a file, pipe or device")
 
     def foreign_names(self) -> None:
         top = self.store.root / layout.VERSION / "blobs" / "sha256"
-        for folder in _items(top):
+        for folder in self.items(top):
             if not PREFIX_PATTERN.fullmatch(folder.name):
                 self.say(Kind.LEFTOVER, folder.path, "expected folders of two hex digits, got another name")
             elif folder.is_symlink():
                 self.say(Kind.TRUST, folder.path, "expected a folder, got a symbolic link")
-            for item in _items(Path(folder.path)) if PREFIX_PATTERN.fullmatch(folder.name) else ():
+            elif not folder.is_dir(follow_symlinks=False):
+                self.say(Kind.BLOB, folder.path, "expected a folder of blobs, got a file, pipe or device")
+            for item in self.items(Path(folder.path)) if PREFIX_PATTERN.fullmatch(folder.name) else ():
                 if not (DIGEST_PATTERN.fullmatch(item.name) and item.name.startswith(folder.name)):
                     self.say(Kind.LEFTOVER, item.path, "expected a blob, got another name")
-        for lookup in _items(self.store.root / layout.VERSION / "entries"):
-            items = _items(Path(lookup.path)) if KEY_PATTERN.fullmatch(lookup.name) else [lookup]
+        for lookup in self.items(self.store.root / layout.VERSION / "entries"):
+            is_key = KEY_PATTERN.fullmatch(lookup.name)
+            if is_key and lookup.is_symlink():
+                self.say(Kind.TRUST, lookup.path, "expected a folder, got a symbolic link")
+            elif is_key and not lookup.is_dir(follow_symlinks=False):
+                self.say(Kind.ENTRY, lookup.path, "expected a folder of entries, got a file, pipe or device")
+            items = self.items(Path(lookup.path)) if is_key else [lookup]
             for item in items:
                 if not KEY_PATTERN.fullmatch(item.name):
                     self.say(Kind.LEFTOVER, item.path, "expected an entry, got another name")
-                elif item.is_symlink() or lookup.is_symlink():
+                elif item.is_symlink():
                     self.say(Kind.TRUST, item.path, "expected a folder, got a symbolic link")
+
+    def items(self, folder: Path) -> list[os.DirEntry[str]]:
+        """List a folder by name; nothing where it is missing or a link. That it cannot be read is a finding."""
+        if not folders.is_real(folder):
+            return []
+        try:
+            with os.scandir(folder) as found:
+                return sorted(found, key=lambda item: item.name)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self.say(Kind.UNREADABLE, folder, f"expected a readable folder, got {error.strerror}")
+            return []
+
+    def files(self, folder: Path) -> Iterator[Path]:
+        return (Path(item.path) for item in self.items(folder))
 
     def leftovers(self) -> None:
         tmp = self.store.root / layout.VERSION / "tmp"
@@ -237,15 +273,3 @@ def _piece_blobs(data: bytes, where: str) -> dict[BlobDigest, int]:
     if not isinstance(found, dict):
         raise CorruptEntry("expected an object 'blobs'", where=where)
     return {strict.as_digest(name, where): strict.as_int(size, where) for name, size in found.items()}
-
-
-def _items(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda item: item.name)
-    except OSError:
-        return []
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (Path(item.path) for item in _items(folder))

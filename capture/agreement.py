@@ -25,6 +25,8 @@ def check(runner: GraphRunner, batches: Iterable[Sequence[Any]], *, tolerance: f
     A batch is what the runner is called with; interleave sizes to find state that leaks from one to another.
     The error is the largest difference over the largest magnitude, at least 1. ``tolerance`` defaults to 1e-4
     for float32 and wider, 3e-2 for narrower outputs. Keys and values are written as the batches say.
+    Only padded batches show rows, or sums over tokens (``y.sum(0)``), that depend on padding: their shape is
+    right.
 
     Raises:
         CaptureError: an error beyond tolerance, as for a model whose rows depend on padding rows.

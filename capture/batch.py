@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pwcc.cache.errors import ArgumentError
 from pwcc.capture.buffers import Copies
+from pwcc.capture.checks import require_fitting
 from pwcc.capture.plan import GraphKey
 from pwcc.compile.ops.blocks import NULL_BLOCK
 from pwcc.compile.ops.dense import AttentionParams, dense_causal_attention
 from pwcc.compile.ops.forward_context import BatchDescriptor, ForwardContext, RunMode
 from pwcc.compile.ops.paged import PADDING_SLOT, AttentionMetadata
+
+DEFAULT_BLOCK_SIZE: Final = 16
+"""Tokens of a block where neither a KV cache nor the caller says it."""
 
 
 def is_decode(metadata: AttentionMetadata) -> bool:
@@ -40,11 +45,18 @@ class StaticBatch:
     """
 
     def __init__(
-        self, *, largest: int, max_num_seqs: int, max_seq_len: int, block_size: int, device: torch.device
+        self,
+        *,
+        largest: int,
+        max_num_seqs: int,
+        max_seq_len: int,
+        block_size: int | None,
+        device: torch.device,
     ) -> None:
         self._max_num_seqs = max_num_seqs
         self._max_seq_len = max_seq_len
-        self._width = -(-max_seq_len // block_size)
+        self._block_size = block_size
+        self._width = -(-max_seq_len // (block_size or DEFAULT_BLOCK_SIZE))
         self._slots = torch.full((largest,), PADDING_SLOT, dtype=torch.int64, device=device)
         self._table = torch.full((largest, self._width), NULL_BLOCK, dtype=torch.int32, device=device)
         self._starts = torch.zeros(largest + 1, dtype=torch.int32, device=device)
@@ -52,6 +64,10 @@ class StaticBatch:
         self._views: dict[BatchDescriptor, AttentionMetadata] = {}
         self._tokens = self._seqs = self._columns = 0
         self._end = 0
+
+    def require(self, metadata: AttentionMetadata, count: int) -> None:
+        """Refuse metadata that does not describe ``count`` tokens; see ``checks.require_fitting``."""
+        require_fitting(metadata, count, device=self._slots.device, block_size=self._block_size)
 
     def holds(self, metadata: AttentionMetadata) -> bool:
         """Whether full graphs hold for this batch's sequences."""
@@ -158,22 +174,3 @@ class StaticBatch:
         self._starts.fill_(0)
         self._lengths.fill_(0)
         self._tokens = self._seqs = self._columns = self._end = 0
-
-
-def require_unpadded(metadata: AttentionMetadata, count: int) -> None:
-    """Refuse metadata of another token count than the arguments'.
-
-    Raises:
-        ArgumentError: says both counts.
-    """
-    slots = metadata.slot_mapping.shape[0]
-    if slots != count:
-        raise ArgumentError(
-            f"expected metadata of {count} tokens, as the arguments have, got {slots}",
-            hint="build it without padding: the runner pads",
-        )
-    if metadata.query_start_loc.shape[0] != metadata.seq_lens.shape[0] + 1:
-        raise ArgumentError(
-            f"expected one query start more than the {metadata.seq_lens.shape[0]} sequences, "
-            f"got {metadata.query_start_loc.shape[0]}"
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -38,6 +39,7 @@ class StaticArguments:
         inputs, fill = dict(inputs or {}), dict(fill or {})
         _known(inputs, parameters, "inputs")
         _known(fill, parameters, "fill")
+        _require_apart({name: given for name, given in inputs.items() if isinstance(given, Tensor)})
         self.largest = largest
         self.names = tuple(parameters)
         self._fill = {name: fill.get(name, 0) for name in parameters}
@@ -47,6 +49,9 @@ class StaticArguments:
         for name, parameter in parameters.items():
             shape = _extents(name, parameter, largest)
             given = inputs.get(name, "copy")
+            dtype = getattr(torch, parameter.dtype)
+            if name in fill:
+                _require_value(name, fill[name], dtype)
             if isinstance(given, Tensor):
                 _require_fits(name, given, shape, parameter, device, by_token=self._by_token[name])
                 self._persistent[name] = given.data_ptr()
@@ -57,7 +62,11 @@ class StaticArguments:
                         f"the model writes argument {name!r}, so a copy of it would take the writes",
                         hint=f"pass the caller's own buffer: inputs={{{name!r}: buffer}}",
                     )
-                dtype = getattr(torch, parameter.dtype)
+                if given != "copy":
+                    raise UsageError(
+                        f"inputs[{name!r}]: expected 'copy' or a buffer, got {given!r}",
+                        hint="a tensor makes the argument persistent",
+                    )
                 self.buffers[name] = torch.full(shape, self._fill[name], dtype=dtype, device=device)
         self._dirty = 0
         self._views: dict[int, list[Tensor]] = {}
@@ -140,6 +149,29 @@ def _known(given: Mapping[str, object], parameters: Mapping[str, Parameter], wha
             raise UsageError(
                 f"{what} names {name!r}, which is no tensor argument of the model",
                 hint=f"its tensor arguments are {', '.join(parameters)}",
+            )
+
+
+def _require_value(name: str, value: object, dtype: torch.dtype) -> None:
+    """Refuse a fill that the argument's dtype cannot hold, such as a NaN among token ids."""
+    try:
+        if not isinstance(value, (int, float)):
+            raise TypeError
+        held = torch.full((), value, dtype=dtype).item()
+        if not dtype.is_floating_point and held != value:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        text = str(dtype).removeprefix("torch.")
+        raise UsageError(f"fill[{name!r}]: expected a value of {text}, got {value!r}") from None
+
+
+def _require_apart(buffers: Mapping[str, Tensor]) -> None:
+    """Refuse persistent buffers that share memory: writing one argument would write the other."""
+    spans = sorted((b.data_ptr(), b.data_ptr() + b.numel() * b.element_size(), n) for n, b in buffers.items())
+    for (_, end, name), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise UsageError(
+                f"persistent inputs {name!r} and {other!r} share memory", hint="give each a buffer of its own"
             )
 
 

@@ -16,6 +16,7 @@ from pwcc.compile.ops.forward_context import BatchDescriptor, RunMode
 
 SCHEMA: Final = 1
 MAX_SIZES: Final = 4096
+MAX_LIMIT: Final = 2**31 - 1  # metadata is int32
 MAX_BYTES: Final = 4 * 2**20  # three records per size at most
 
 Instantiate = Literal["eager", "lazy"]
@@ -118,7 +119,9 @@ class CapturePlan:
             ("sizes ascend, each once, from 1 to max_tokens", self._sizes_hold()),
             ("order holds the sizes, each once", sorted(self.order) == list(self.sizes)),
             ("lazy_sizes are sizes", set(self.lazy_sizes) <= set(self.sizes)),
-            ("limits are at least 1", min(self.max_num_seqs, self.max_tokens, self.max_seq_len) >= 1),
+            (f"limits are integers from 1 to {MAX_LIMIT}", self._limits_hold()),
+            ("instantiate is one of eager, lazy", self.instantiate in get_args(Instantiate)),
+            ("on_failure is one of fallback, raise", self.on_failure in get_args(OnFailure)),
             ("sizes exist unless the mode is NONE", bool(self.sizes) or self.mode is CaptureMode.NONE),
             ("waste_limit is at least 1", self.waste_limit is None or self.waste_limit >= 1),
             (
@@ -132,6 +135,10 @@ class CapturePlan:
     def _sizes_hold(self) -> bool:
         ascending = list(self.sizes) == sorted(set(self.sizes))
         return ascending and (not self.sizes or (self.sizes[0] >= 1 and self.sizes[-1] <= self.max_tokens))
+
+    def _limits_hold(self) -> bool:
+        limits = (self.max_num_seqs, self.max_tokens, self.max_seq_len)
+        return all(isinstance(limit, int) and 1 <= limit <= MAX_LIMIT for limit in limits)
 
     def table(self) -> PaddingTable:
         """Return the padding table of the sizes that the mode captures."""
@@ -196,7 +203,7 @@ class CapturePlan:
         schema = fields.int_("schema")
         if schema != SCHEMA:
             fields.fail("schema", str(SCHEMA), schema)
-        count = {"low": 1, "high": 2**31 - 1}
+        count = {"low": 1, "high": MAX_LIMIT}
         waste = None if fields.take("waste_limit") is None else fields.float_("waste_limit")
         try:
             plan = cls(

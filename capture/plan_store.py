@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import atomic, strict
+from pwcc.cache import atomic, folders, strict
 from pwcc.cache.errors import CorruptEntry
 from pwcc.cache.ids import KEY_PATTERN, EntryKey
 from pwcc.cache.store import Store
@@ -30,7 +30,7 @@ def save_plan(store: Store, plan: CapturePlan, name: str = DEFAULT_NAME) -> Path
     """
     path = plan_path(store, plan.entry_key, name)
     with atomic.os_errors("saving a capture plan", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folders.make(path.parent, parents=True)
         atomic.write_replace(path, plan.to_bytes() + b"\n", tmp=path.parent)
     return path
 

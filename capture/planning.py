@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from pwcc.cache.errors import UsageError
-from pwcc.capture.modes import CaptureMode, GraphSupport, resolve_mode
+from pwcc.capture.modes import CaptureMode, GraphSupport, parse_mode, resolve_mode
 from pwcc.capture.padding import PaddingTable, check_fixed_points
 from pwcc.capture.plan import CapturePlan, Instantiate, OnFailure
 from pwcc.capture.size_list import default_sizes, usable_sizes
@@ -50,7 +50,8 @@ def plan_for(
         attention: in which batches the attention kernel may be captured.
 
     Raises:
-        UsageError: sizes outside the entry's range, or one that would make a static variant unreachable.
+        UsageError: sizes outside the entry's range, one that would make a static variant unreachable, or an
+            option of another kind than listed.
     """
     manifest = compiled.manifest
     limit = manifest.max_tokens if max_tokens is None else max_tokens
@@ -61,7 +62,12 @@ def plan_for(
         )
     static = [size for size in manifest.sizes if size <= limit]
     splits = min((program.splits for program in manifest.programs), default=0)
-    resolved, notes = resolve_mode(CaptureMode(mode), splits=splits, attention=attention)
+    requested = mode if isinstance(mode, CaptureMode) else parse_mode(str(mode))
+    if attention not in get_args(GraphSupport):
+        raise UsageError(
+            f"expected attention to be one of {', '.join(get_args(GraphSupport))}, got {attention!r}"
+        )
+    resolved, notes = resolve_mode(requested, splits=splits, attention=attention)
     chosen: tuple[int, ...] = ()
     if resolved is not CaptureMode.NONE:
         if sizes is None:
@@ -78,7 +84,7 @@ def plan_for(
     return CapturePlan(
         entry_key=manifest.entry_key,
         mode=resolved,
-        requested=CaptureMode(mode),
+        requested=requested,
         sizes=chosen,
         order=tuple(reversed(chosen)),
         max_num_seqs=max_num_seqs,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 from pwcc.cache.errors import ArgumentError, CaptureError, UsageError
 from pwcc.capture.agreement import check
 from pwcc.capture.backend import GraphBackend, backend_for
-from pwcc.capture.batch import StaticBatch, is_decode, require_unpadded, without_metadata
+from pwcc.capture.batch import StaticBatch, is_decode, without_metadata
 from pwcc.capture.buffers import Input, StaticArguments, grouped_copies
+from pwcc.capture.checks import fitting_cache, memory_for, require_block_size
 from pwcc.capture.dispatch import Dispatch
 from pwcc.capture.graphs import GraphTable
 from pwcc.capture.outputs import Outputs, OutputSlices
@@ -84,18 +85,24 @@ class GraphRunner:
             on_progress: called after every recording.
 
         Raises:
-            UsageError: the plan is of another entry, or an argument cannot be padded.
+            UsageError: the plan is of another entry, an argument cannot be padded, or an option does not fit.
+            CaptureMemoryError: there is no room for the buffers.
         """
         if plan.entry_key != compiled.manifest.entry_key:
             raise UsageError(
                 f"the plan is of entry {plan.entry_key}, the model of {compiled.manifest.entry_key}",
                 hint="make one with plan_for(compiled, ...)",
             )
+        if outputs not in get_args(Outputs):
+            raise UsageError(f"expected outputs to be one of {', '.join(get_args(Outputs))}, got {outputs!r}")
+        require_block_size(block_size, cache)
         self._compiled = compiled
+        self._arity = len(compiled.programs[0].calling.parameters)
         self._cache = cache
         self._needs_metadata = cache is not None or kernel is not None
         default = compiled.attention_kernel if cache is not None else without_metadata
         self._kernel = kernel or default
+        self._observing = fitting_cache(default) if kernel is None else kernel
         self._outputs: Outputs = outputs
         self._debug = debug
         self._backend = backend or backend_for(compiled.device)
@@ -113,13 +120,17 @@ class GraphRunner:
                     compiled.programs, largest=largest, device=compiled.device, inputs=inputs, fill=fill
                 )
             )
-            self._batch = StaticBatch(
-                largest=largest,
-                max_num_seqs=plan.max_num_seqs,
-                max_seq_len=plan.max_seq_len,
-                block_size=block_size or (cache.block_size if cache is not None else 16),
-                device=compiled.device,
-            )
+            with memory_for(
+                f"the block tables of {largest} sequences of {plan.max_seq_len} tokens",
+                hint="lower max_seq_len or the largest size, or use larger blocks",
+            ):
+                self._batch = StaticBatch(
+                    largest=largest,
+                    max_num_seqs=plan.max_num_seqs,
+                    max_seq_len=plan.max_seq_len,
+                    block_size=cache.block_size if cache is not None else block_size,
+                    device=compiled.device,
+                )
         self._capture = PlanCapture(
             plan,
             self._backend,
@@ -231,20 +242,27 @@ class GraphRunner:
         """Run two sizes per program without graphs: lazy initialisation, and the outputs' shapes.
 
         A size that fails is passed over: its capture fails in the same way, and the plan's policy decides.
+
+        Raises:
+            ArgumentError: the KV cache is of another shape than the model's, which no policy can help.
         """
         for program in self._compiled.programs:
             sizes = [size for size in reversed(plan.sizes) if program.low <= size <= program.high]
             if sizes and sizes[-1] > program.low:
                 sizes.append(sizes[-1] - 1)
             for size in sizes[:2]:
-                with contextlib.suppress(Exception):
+                try:
                     self._observe_at(size)
+                except ArgumentError:
+                    raise
+                except Exception:  # noqa: BLE001, S112
+                    continue
 
     def _observe_at(self, size: int) -> None:
         key = GraphKey(RunMode.PIECEWISE, BatchDescriptor(size))
         with torch.inference_mode(False), torch.no_grad(), self._backend.session():
             subject, context = self._prepare(key)
-            with use_forward_context(context):
+            with use_forward_context(replace(context, kernel=self._observing)):
                 recorder = Recorder(subject, self._backend, pool=None, instantiate="lazy")
                 self._observed(key, recorder.warm_up())
 
@@ -264,7 +282,7 @@ class GraphRunner:
             CallError: arguments or metadata that do not fit. CaptureError: graphs that must not be replayed.
             What torch raises comes as it is, with a note that names the entry.
         """
-        arguments, metadata = _split(inputs, metadata)
+        arguments, metadata = _split(inputs, metadata, self._arity)
         with self._lock, torch.no_grad():
             if self.report is None:
                 self.capture()
@@ -281,7 +299,7 @@ class GraphRunner:
         count = sizes[0] if sizes else program.low
         decode, full = False, True
         if metadata is not None:
-            require_unpadded(metadata, count)
+            self._batch.require(metadata, count)
             decode, full = is_decode(metadata), self._batch.holds(metadata)
         elif self._needs_metadata:
             raise ArgumentError(
@@ -324,18 +342,25 @@ class GraphRunner:
 
     def without_graphs(self, *inputs: Tensor | AttentionMetadata | None) -> Any:
         """Run one batch by the compiled variants, as mode NONE does; counted nowhere."""
-        arguments, metadata = _split(inputs, None)
+        arguments, metadata = _split(inputs, None, self._arity)
         with self._lock, torch.no_grad():
             return self._dynamic(arguments, metadata, BatchDescriptor(0))
 
     def check(self, batches: Iterable[Sequence[Any]], *, tolerance: float | None = None) -> float:
-        """Compare batches with and without graphs; see ``agreement.check``."""
+        """Compare batches with and without graphs; see ``agreement.check``.
+
+        It alone finds outputs that sum over tokens, padding among them: pass batches that are padded.
+        """
         return check(self, batches, tolerance=tolerance)
 
 
 def _split(
-    inputs: Sequence[Tensor | AttentionMetadata | None], metadata: AttentionMetadata | None
+    inputs: Sequence[Tensor | AttentionMetadata | None], metadata: AttentionMetadata | None, arity: int
 ) -> tuple[list[object], AttentionMetadata | None]:
-    if inputs and isinstance(inputs[-1], AttentionMetadata):
-        return list(inputs[:-1]), inputs[-1]
+    if inputs:
+        last = inputs[-1]
+        if isinstance(last, AttentionMetadata):
+            return list(inputs[:-1]), last
+        if last is None and len(inputs) > arity:  # metadata that is None
+            return list(inputs[:-1]), metadata
     return list(inputs), metadata

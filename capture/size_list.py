@@ -39,9 +39,14 @@ def usable_sizes(sizes: Iterable[int], *, max_tokens: int, multiple: int = 1) ->
     The largest size is never lost: where rounding up would pass ``max_tokens``, it is rounded down.
 
     Raises:
-        UsageError: no size, one below 1 or above ``max_tokens``, or a multiple that none can have.
+        UsageError: no size, one that is no integer, one below 1 or above ``max_tokens``, or a multiple that
+            none can have.
     """
-    given = sorted(set(sizes))
+    listed = list(sizes)
+    wrong = [size for size in listed if not isinstance(size, int)]
+    if wrong:
+        raise UsageError(f"expected sizes that are integers, got {wrong[0]!r}")
+    given = sorted(set(listed))
     if not given:
         raise UsageError("expected at least one size to capture", hint="use mode NONE to capture nothing")
     if given[0] < 1:

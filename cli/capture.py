@@ -85,7 +85,8 @@ def capture(
     """
     from pwcc.cache.store import Store
 
-    store = Store.open(directory)  # a wrong path is said before torch is imported
+    # A wrong path is said before torch is imported.
+    store = Store.find(directory, hint=f"run: pwcc compile --model {model} --cache-dir {directory}")
     limit = None if max_memory is None else parse_byte_count(max_memory, option="--max-memory")
     _check_name(name)
     from pwcc.capture.backend import backend_for
@@ -164,7 +165,12 @@ def _check_name(name: str) -> None:
 def _cache(
     compiled: CompiledModel, ready: ReadyModel, *, num_blocks: int, block_size: int
 ) -> PagedKVCache | None:
-    """Return a KV cache of the shape that the model's attention stores; None where it stores nothing."""
+    """Return a KV cache of the shape that the model's attention stores; None where it stores nothing.
+
+    Raises:
+        CaptureMemoryError: there is no room for it.
+    """
+    from pwcc.capture.checks import memory_for
     from pwcc.compile.inputs import make_inputs
     from pwcc.compile.ops.kv_layout import observe_kv_layout
 
@@ -172,7 +178,12 @@ def _cache(
     layout = observe_kv_layout(lambda: compiled(*tokens))
     if layout is None:
         return None
-    return layout.cache(num_blocks=num_blocks, block_size=block_size, device=ready.device)
+    total = num_blocks * layout.block_bytes(block_size)
+    with memory_for(
+        f"a KV cache of {total} bytes ({num_blocks} blocks of {block_size} tokens)",
+        hint="lower --num-blocks, --block-size or --max-seq-len",
+    ):
+        return layout.cache(num_blocks=num_blocks, block_size=block_size, device=ready.device)
 
 
 def _save(store: Store, plan: CapturePlan, name: str) -> tuple[str | None, str]:

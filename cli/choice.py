@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 from pwcc.cache.errors import UsageError
 from pwcc.cache.inspection import MIN_PREFIX, SHORT, find
 from pwcc.cache.store import EntryRef, Store
@@ -13,6 +15,11 @@ def choose_entry(store: Store, prefix: str) -> EntryRef:
     Raises:
         UsageError: a prefix that is too short, or that no entry or several entries have.
     """
+    if set(prefix.lower()) - set(string.hexdigits):
+        raise UsageError(
+            f"expected the first hex digits of an entry's key, got {prefix!r}",
+            hint="pwcc inspect DIR lists entries; a cache directory is named by an option such as --cache-dir",
+        )
     if len(prefix) < MIN_PREFIX:
         raise UsageError(f"expected at least {MIN_PREFIX} hex digits of an entry's key, got {prefix!r}")
     found = find(store, prefix)

@@ -185,5 +185,5 @@ def compile_(
     if verify_hit and report.verified is None:
         output.word("warning: --verify-hit compared nothing: there was no entry, so it was compiled")
     if report.verified is not None and not report.verified.ok:
-        output.word("error: the entry is not what this compile gives; remove it (pwcc rm) and compile again")
+        output.word(report_view.verify_error(report.verified))
         raise typer.Exit(1)

@@ -15,7 +15,7 @@ from pwcc.cli.model_options import ModelOption
 from pwcc.cli.policy_options import PolicyOptions, given_policy, site_policy
 from pwcc.cli.request_options import Asked, ask
 from pwcc.cli.spread import spread
-from pwcc.cli.store_options import CacheDirOption, LayerOption, open_store
+from pwcc.cli.store_options import CacheDirOption, LayerOption
 
 if TYPE_CHECKING:
     from pwcc.cache.explain import Answer
@@ -42,9 +42,13 @@ def explain(
     a hit, 4 if only the host stands in the way, else 3.
     """
     from pwcc.cache import ownership
+    from pwcc.cache.layers import find_layered, named
+    from pwcc.cache.store import default_root
     from pwcc.cache.trust import restrict
 
-    store = open_store(cache_dir, layer, layered=True)  # a wrong path is said before torch is imported
+    root = cache_dir or default_root()
+    hint = f"run: pwcc compile --model ... --cache-dir {root}"
+    store = find_layered(root, named(layer or None), hint=hint)  # as a load; before torch is imported
     restrict(store)  # as PWCC_REQUIRE_SIGNATURE says: what a load would refuse is no hit
     if not ownership.is_trusted_by_name(store.root):
         for concern in ownership.concerns(store.root):

@@ -54,5 +54,8 @@ def import_(
         state = "imported" if entry.new else "was there already"
         signed = f", {units.count(entry.signatures, 'signature')} added" if entry.signatures else ""
         output.data([f"{entry.ref.entry_key}  {state}{signed}  {units.bytes_(entry.bytes)}"])
+        if entry.kept:
+            what = units.count(entry.kept, "signature")
+            output.word(f"note: {what} of entry {entry.ref.entry_key} kept: valid, unlike what the archive has")
         if not entry.same:
             output.word(f"note: entry {entry.ref.entry_key} that is there has other bytes; it was kept")

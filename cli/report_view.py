@@ -75,11 +75,25 @@ def verified_lines(check: HitCheck) -> list[str]:
     if check.ok:
         return [f"verified: compiled again and tuned anew, programs and numbers agree ({blobs})"]
     lines = [f"verify FAILED: {len(check.differences)} of {blobs} differ from what was compiled again"]
+    if check.retraced:
+        lines.append("  the model traces to something else than when the entry was made:")
+        lines += [f"    {line}" for line in check.retraced]
     for difference in check.differences:
         lines += [f"  {difference.what}", *(f"    {line}" for line in difference.lines)]
     for what, error in check.errors.items():
         lines.append(f"  {what}: the entry's numbers are off by {error:.3g} (relative)")
     return lines
+
+
+def verify_error(check: HitCheck) -> str:
+    """Return the error of a check that failed: what is to blame, as far as the comparison tells."""
+    todo = "remove it (pwcc rm) and compile again"
+    if not check.retraced:
+        return f"error: the entry is not what this compile gives; {todo}"
+    return (
+        "error: an input changed that the key does not see, or the entry was altered: "
+        f"{check.retraced[0]}; {todo}, and report what the model reads"
+    )
 
 
 def _contents(report: CompileReport) -> list[tuple[str, str]]:

@@ -287,7 +287,7 @@ def module_names() -> dict[str, str]:
     names: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and name != "__main__":
+        if file and name not in ("__main__", "__mp_main__"):  # the latter is a spawned child's name for it
             names.setdefault(os.path.realpath(file), name)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main:

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from pwcc.cache import ownership
+from pwcc.cache.difference import Difference
 from pwcc.cache.errors import CorruptEntry, NewerFormat, StoreError, UntrustedEntry
 from pwcc.cache.ids import LookupKey
 from pwcc.cache.manifest import Manifest
@@ -74,13 +75,15 @@ class Wanted:
             return f"expected an entry that only you or root can write, got {found}: --trust-dir takes it"
         return None
 
-    def otherwise(self, manifest: Manifest) -> str | None:
+    def otherwise(self, manifest: Manifest) -> Difference | None:
         """Return how an entry was compiled otherwise than was asked for by name, or None."""
         if self.profile is not None and manifest.profile != self.profile:
-            return f"profile: expected {self.profile!r}, got {manifest.profile!r}"
+            reason = f"profile: expected {self.profile!r}, got {manifest.profile!r}"
+            return Difference("choice/profile", reason)
         policy = manifest.site_environment.policy
         if self.policy is not None and policy != self.policy:
-            return f"environment policy: expected {self.policy}, got {policy}"
+            reason = f"environment policy: expected {self.policy}, got {policy}"
+            return Difference("choice/environment policy", reason)
         return None
 
 
@@ -103,7 +106,7 @@ def read_manifests(store: Store, wanted: Wanted) -> tuple[Candidates, list[tuple
             if other is None:
                 manifests.append((ref, manifest))
             else:
-                found.rejections.append(Rejection(ref.entry_key, other))
+                found.rejections.append(Rejection(ref.entry_key, other.reason, path=other.path))
     return found, manifests
 
 

@@ -1,10 +1,10 @@
 """Key: what traced code reads that Dynamo places no guard on, found in its byte code.
 
 Dynamo interprets ``forward`` without calling ``os.environ``, guards no variable that is absent, and none of
-``find_spec``, grad mode, a weight's ``requires_grad`` or a look into ``__dict__``. This is a straight-line
-reading of each code object with a stack of known values: modules, the environment, its methods, and
-constants. Branches join as "unknown". A read whose name is not a constant there is reported as such, with
-its line: it never goes unnoticed.
+``find_spec``, grad mode, the process group, a weight's ``requires_grad`` or a look into ``__dict__``. This is
+a straight-line reading of each code object with a stack of known values: modules, the environment, its
+methods, and constants. Branches join as "unknown". A read whose name is not a constant there is reported as
+such, with its line: it never goes unnoticed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import torch
 
+from pwcc.cache import process_state
 from pwcc.compile.bytecode import UNKNOWN, Constant, StackReading
 from pwcc.compile.callers import Owner, owner_of
 
@@ -49,6 +50,19 @@ _NAMES: Final[Mapping[str, object]] = {
     "is_grad_enabled": _GRAD,
 }
 """Attributes that mean one thing on any object that is not known better."""
+_BY_NAME: Final = {
+    name.rpartition(".")[2]: name
+    for name in process_state.STATES
+    if name.startswith(("torch.distributed.", "torch.get_autocast", "torch.is_autocast"))
+}
+"""Names that speak for themselves, whatever object they are asked of."""
+_BUILTINS: Final = {"hash": hash}
+_AUTOCASTS: Final = (
+    "torch.autocast",
+    "torch.amp.autocast",
+    "torch.cpu.amp.autocast",
+    "torch.cuda.amp.autocast",
+)
 MAX_DEPTH: Final = 20
 
 
@@ -70,11 +84,15 @@ class Computed:
 class Found:
     """What some code objects read. The maps go from name to the line, ``file.py:line``.
 
-    ``own_keys`` are constants in code that looks into an object's ``__dict__``, by qualified name.
+    ``states`` are functions of :data:`process_state.STATES` that the code names, ``volatile`` of
+    :data:`process_state.VOLATILE`. ``own_keys`` are constants in code that looks into an object's
+    ``__dict__``, by qualified name.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
+    volatile: dict[str, str] = field(default_factory=dict)
     grad_mode: str = ""
     requires_grad: str = ""
     own_keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -84,10 +102,23 @@ class Found:
 def scan(codes: Iterable[tuple[CodeType, Mapping[str, object]]]) -> Found:
     """Read code objects, each with the namespace of its module; nested ones are read too."""
     found = Found()
+    asked = _process_functions()
     for code, namespace in codes:
         for inner in _nested(code, 0):
-            _Reading(inner, namespace, found).run()
+            _Reading(inner, namespace, found, asked).run()
     return found
+
+
+def _process_functions() -> dict[int, str]:
+    """Return what the tables of ``process_state.py`` name and this process has loaded, by identity."""
+    names = [*process_state.STATES, *process_state.VOLATILE]
+    found = {id(function): name for name in names if (function := process_state.lookup(name, sys.modules))}
+    casts = {id(cast): process_state.AUTOCAST_TYPES for name in _AUTOCASTS if (cast := _autocast(name))}
+    return {**found, **casts}
+
+
+def _autocast(name: str) -> object:
+    return process_state.lookup(name, sys.modules)
 
 
 def _nested(code: CodeType, depth: int) -> Iterator[CodeType]:
@@ -101,10 +132,13 @@ def _nested(code: CodeType, depth: int) -> Iterator[CodeType]:
 class _Reading(StackReading):
     """One code object, whose reads go to ``found``."""
 
-    def __init__(self, code: CodeType, namespace: Mapping[str, object], found: Found) -> None:
+    def __init__(
+        self, code: CodeType, namespace: Mapping[str, object], found: Found, asked: Mapping[int, str]
+    ) -> None:
         super().__init__(code)
         self._namespace = namespace
         self._found = found
+        self._asked = asked
         self._keywords = 0
         self._looks_into_dict = False
 
@@ -132,7 +166,8 @@ class _Reading(StackReading):
     # Operations that are followed
 
     def _load_global(self, step: Any) -> None:
-        value = self._known(self._namespace.get(step.argval), str(step.argval))
+        name = str(step.argval)
+        value = self._known(self._namespace.get(name, _BUILTINS.get(name)), name)
         # A NULL comes with it for a call, before it or after it by version: both places hold the value.
         self.push(*[value] * dis.stack_effect(step.opcode, step.arg))
 
@@ -227,6 +262,8 @@ class _Reading(StackReading):
             return _READ if name in _READERS else UNKNOWN
         if isinstance(base, ModuleType):
             return self._known(vars(base).get(name), name)
+        if name in _BY_NAME:
+            self._found.states.setdefault(_BY_NAME[name], self._where())
         return _NAMES.get(name, UNKNOWN)
 
     def _known(self, value: object, name: str) -> object:
@@ -240,6 +277,10 @@ class _Reading(StackReading):
             return _GRAD
         if isinstance(value, ModuleType):
             return value
+        asked = self._asked.get(id(value))
+        if asked is not None:
+            kept = self._found.states if asked in process_state.STATES else self._found.volatile
+            kept.setdefault(asked, self._where())
         if name == "vars" and value is None:
             self._looks_into_dict = True
         return UNKNOWN if value is not None else _NAMES.get(name, UNKNOWN)

@@ -12,6 +12,8 @@ from torch import nn
 from pwcc.cache.errors import ArgumentError, CacheMiss, PwccError, SizeError
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.manifest import Manifest
+from pwcc.compile.eligibility import changed_code
+from pwcc.compile.numeric_state import numeric_state
 from pwcc.compile.ops.paged_attention import paged_attention
 from pwcc.compile.runtime.calling import Binder, CallingConvention
 from pwcc.compile.runtime.held import Replaced, bind_weights, named_tensors
@@ -93,6 +95,7 @@ class CompiledModel:
         self._device = device
         self._programs = tuple(programs)
         self._cuda = device.type == "cuda"
+        self._numeric = numeric_state()
         self._autocast = torch.is_autocast_enabled(device.type)
         self._without_grad = any(item.kind == "mode" and item.name == "grad" for item in manifest.observed)
         self.manifest = manifest
@@ -153,7 +156,7 @@ class CompiledModel:
         raise SizeError(f"size {size} is outside the compiled range [{low}, {high}]")
 
     def rebind(self) -> None:
-        """Bind the weights that the module holds now.
+        """Bind the weights that the module holds now, after the checks of a load.
 
         Call it after ``param.data = ...``, ``model.to(...)``, ``load_state_dict(assign=True)`` or any other
         change that replaces tensors; values written in place are seen without it. A call rebinds by
@@ -161,30 +164,38 @@ class CompiledModel:
         a tensor that something else still refers to cannot be noticed.
 
         Raises:
-            CacheMiss: a tensor's name, dtype, shape, layout or device is not what was compiled, or
-                something else of the model is not that the code was compiled for. The old binding stays.
+            CacheMiss: a tensor's name, dtype, shape, layout or device is not what was compiled, or something
+                else of the model, its code or the numeric modes is not what the code was compiled for. The
+                old binding stays.
         """
         held = dict(named_tensors(self._model))
         bound = [bind_weights(held, program.calling.weights, self._device) for program in self._programs]
         if self._receipt is not None:  # the first binding follows the same checks in load
-            self._require_predicates()
+            self._require_unchanged()
         self._bindings += 1
         names = {weight.names[0] for program in self._programs for weight in program.calling.weights}
         self._replaced.watch(held[name] for name in names)
         for program, weights in zip(self._programs, bound, strict=True):
             program.weights = weights
+            program.binder.bound(weights)
             program.by_size = {}
             for variant in program.variants:
                 calls = [piece.call for piece in variant.pieces]
                 variant.run = program.bind(calls, resolve_target, constant(self._device), weights)
 
-    def _require_predicates(self) -> None:
-        data = self.read_blob(self.manifest.predicates)
-        violations = PredicateSet.from_json(data).check(self._model, limit=3)
-        if violations:
+    def _require_unchanged(self) -> None:
+        reasons = [
+            f"{name}: loaded with {self._numeric.get(name)!r}, now {value!r}"
+            for name, value in numeric_state().items()
+            if value != self._numeric.get(name)
+        ]
+        predicates = PredicateSet.from_json(self.read_blob(self.manifest.predicates))
+        reasons += changed_code(self._model, self.manifest)
+        reasons += [str(violation) for violation in predicates.check(self._model, limit=3)]
+        if reasons:
             raise CacheMiss(
                 "the model is no longer what was compiled",
-                reasons=[str(violation) for violation in violations],
+                reasons=reasons[:3],
                 hint="load again; an entry for the changed model may have to be compiled",
             )
 

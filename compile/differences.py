@@ -9,7 +9,7 @@ from pwcc.cache import strict
 from pwcc.cache.details import Details, row_text, rows_of, tree_changes
 from pwcc.cache.difference import Difference, of_change
 from pwcc.cache.errors import StoreError
-from pwcc.cache.factors import ABSENT, FactorChange, FactorTree, diff
+from pwcc.cache.factors import FactorChange, FactorTree, diff
 from pwcc.cache.manifest import Manifest
 from pwcc.cache.policy import SiteEnvironment
 from pwcc.cache.store import Store
@@ -122,8 +122,7 @@ def _named(store: Store, manifest: Manifest, here: Here, found: list[Difference]
     if manifest.lookup_key != here.lookup_key:
         found += _model(store, manifest, here)
         if manifest.tag != here.tag and not any(f.path.endswith("options.tag") for f in found):
-            reason = str(FactorChange("tag", manifest.tag or ABSENT, here.tag or ABSENT))
-            found.append(Difference("configuration/tag", reason))
+            found.append(of_change(FactorChange("configuration/options.tag", manifest.tag, here.tag)))
         if not found:
             found.append(Difference("entry/lookup", "nothing recorded differs, but its lookup key does"))
     return list({difference.path: difference for difference in reversed(found)}.values())[::-1]

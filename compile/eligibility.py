@@ -22,17 +22,21 @@ from pwcc.cache.manifest import Manifest
 from pwcc.cache.observed import ObservedInput
 from pwcc.cache.requirements import unmet
 from pwcc.cache.store import Store
-from pwcc.compile.runtime.hooks import global_hooks
+from pwcc.compile.runtime.hooks import global_hooks, replaced_calls
 from pwcc.compile.runtime.predicates import PredicateSet
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why one candidate was not taken; ``host`` tells that only the host stands in the way."""
+    """Why one candidate was not taken; ``host`` tells that only the host stands in the way.
+
+    ``path`` is that of the difference, where the load asked for another entry by a choice of its own.
+    """
 
     entry: str
     reason: str
     host: bool = False
+    path: str = "choice/load"
 
     def __str__(self) -> str:
         return f"{self.entry[:12]}: {self.reason}"
@@ -81,7 +85,17 @@ def _stages(
     ]
 
 
+def changed_code(model: nn.Module, manifest: Manifest) -> list[str]:
+    """Return which calls and functions were replaced in this process since they were compiled."""
+    functions = [item for item in manifest.observed if item.kind == "function"]
+    found = [*_replaced_call(model), *_observed(functions, manifest.lookup_key)]
+    return [difference.reason for difference in found]
+
+
 def _replaced_call(model: nn.Module) -> list[Difference]:
+    if replaced := replaced_calls():
+        reason = f"torch's own {', '.join(replaced)} was replaced in this process, and would not run"
+        return [Difference("model/__call__", reason)]
     if type(model).__call__ is nn.Module.__call__ and not global_hooks():
         return []
     reason = "the model overrides __call__, or modules have global hooks: neither would run"

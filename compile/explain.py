@@ -161,7 +161,7 @@ def _rejected(
     """Say all that keeps a rejected entry from serving; else what the load said, as of damaged files."""
     key = EntryKey(rejection.entry)
     ref = refs.get(key)
-    said = (Difference("choice/load", rejection.reason, rejection.host),)
+    said = (Difference(rejection.path, rejection.reason, rejection.host),)
     if ref is None:
         gone = store.entry_ref(here.lookup_key, key)
         return _verdict(store, gone, here, said)

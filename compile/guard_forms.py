@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pwcc.compile.guard_table import Form
-from pwcc.compile.runtime.comparisons import as_base, tensor_facts
+from pwcc.compile.runtime.comparisons import as_base, plain_keys, tensor_facts
 from pwcc.compile.runtime.portable import Json, NotPortable, describe, type_name
 from pwcc.compile.torch_private.guards import GuardView, describe_key
 
@@ -42,8 +42,7 @@ def _length(value: object, guard: GuardView) -> list[Written]:
 
 
 def _keys(value: object, guard: GuardView) -> list[Written]:
-    found = dict.keys(value) if isinstance(value, dict) else value.keys()  # type: ignore[attr-defined]
-    return [Written("keys", [describe_key(key) for key in found])]
+    return [Written("keys", [describe_key(key) for key in plain_keys(value)])]
 
 
 def _contains(wanted: bool) -> Callable[[object, GuardView], list[Written]]:

@@ -30,8 +30,8 @@ class Form(Enum):
     """The predicate a guard becomes."""
 
     VALUE = "equal and of the same type"
-    IDENTITY = "the same constant, type, module or function (its code), by name"
-    TYPE = "of this type, by qualified name"
+    IDENTITY = "the same constant, module, type (with bases and methods) or function (its code), by name"
+    TYPE = "of this type: its name, bases, metaclass and methods"
     CONSTANT_SUBCLASS = "equal as its base type"
     LENGTH = "this many items"
     KEYS = "these keys in this order"

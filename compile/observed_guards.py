@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import CodeType
 
 import torch
 from torch import nn
 
 from pwcc.compile.code_scan import Found
+from pwcc.compile.runtime.classes import is_plain
 from pwcc.compile.runtime.paths import LOST, Absent, Roots, Step, getter
 from pwcc.compile.runtime.portable import NotPortable, describe
 from pwcc.compile.runtime.predicates import Predicate, Rule
+
+TABLES = ("_parameters", "_buffers", "_modules")  # where nn.Module.__getattr__ looks
 
 
 def without_environment(
@@ -79,6 +83,43 @@ def added_predicates(model: nn.Module, found: Found) -> list[Predicate]:
             if qualname.rpartition(".")[0] in {base.__qualname__ for base in type(module).__mro__}:
                 for key in keys:
                     added += _own_key(root, module, key)
+    return added
+
+
+def shadow_predicates(
+    predicates: Sequence[Predicate],
+    model: nn.Module,
+    global_scope: Mapping[str, object],
+    codes: Iterable[CodeType],
+) -> list[Predicate]:
+    """Return predicates for names that an object's own ``__getattr__`` may have answered.
+
+    Dynamo does not guard that the object lacks such a name, so nothing tells of one that hides the answer
+    later. The names are all that traced code asks of any object.
+    """
+    roots = Roots(model, sys.modules)
+    names = sorted({name for code in codes for name in code.co_names if not name.startswith("__")})
+    added: list[Predicate] = []
+    for predicate in predicates:
+        if predicate.rule.test != "instance":
+            continue
+        steps = predicate.rule.steps
+        try:
+            base = global_scope if predicate.root == "globals:" else roots.resolve(predicate.root)
+            value = getter(steps)(base)
+            held = object.__getattribute__(value, "__dict__")
+        except (*LOST, Absent):
+            continue
+        if not any("__getattr__" in vars(kind) and not is_plain(kind) for kind in type(value).__mro__):
+            continue
+        tables = [held, *(held[table] for table in TABLES if table in held)]
+        for name in names:
+            if any(name in table for table in tables) or hasattr(type(value), name):
+                continue
+            where = predicate.rule.where
+            own, kind = (*steps, ("plain_attr", "__dict__")), (*steps, ("type",))
+            added.append(Predicate(predicate.root, Rule(own, "excludes", name, where)))
+            added.append(Predicate(predicate.root, Rule(kind, "lacks", name, where)))
     return added
 
 

@@ -23,6 +23,7 @@ from pwcc.cache.errors import TraceError
 from pwcc.cache.observed import ObservedInput
 from pwcc.cache.policy import Policy
 from pwcc.cache.probes import module_present
+from pwcc.cache.process_state import state_value
 from pwcc.compile.code_scan import Computed, Found
 from pwcc.compile.observation import Observation
 
@@ -42,7 +43,8 @@ def require_followed(seen: Observation, found: Found, policy: Policy) -> None:
     """Refuse reads that no record can stand for.
 
     Raises:
-        TraceError: own code looks through the whole environment and the site's policy includes no variable;
+        TraceError: the code asks for what is another in every process; own code
+            looks through the whole environment and the site's policy includes no variable;
             or traced code reads a variable or module whose name it computes, at a line that the eager run
             did not come by.
     """
@@ -51,6 +53,12 @@ def require_followed(seen: Observation, found: Found, policy: Policy) -> None:
             "the model's code looks through the whole environment, which differs on every host",
             where=where,
             hint=READ_BY_NAME,
+        )
+    for name, where in sorted(found.volatile.items()):
+        raise TraceError(
+            f"the traced code asks for {name.removeprefix('builtins.')}(), which is another in every process",
+            where=where,
+            hint="compute it when the model is built, from what does not change, and keep it in an attribute",
         )
     for item in found.computed:
         if (item.code, item.line) in seen.sites or (_is_whole(item) and policy.include):
@@ -104,6 +112,10 @@ def make_records(
     ]
     places, warnings = _places(seen)
     records += places
+    records += [
+        ObservedInput("state", name, state_value(name, salt, sys.modules), where=where)
+        for name, where in found.states.items()
+    ]
     if found.grad_mode:
         records.append(ObservedInput("mode", GRAD_MODE, "off", where=found.grad_mode))
     if seen.problem:

@@ -12,6 +12,7 @@ from torch import nn
 from pwcc.cache.errors import CorruptEntry, UnsealableError
 from pwcc.compile.runtime.calling import build_output
 from pwcc.compile.runtime.held import named_tensors
+from pwcc.compile.runtime.portable import type_name
 from pwcc.compile.signature import definition
 from pwcc.compile.torch_private import dynamo
 
@@ -93,7 +94,7 @@ class _Describer:
             raise UnsealableError(
                 f"forward returns a {type(value).__qualname__}, whose structure pwcc cannot rebuild"
             )
-        name = f"{type(value).__module__}:{type(value).__qualname__}"
+        name = type_name(type(value))
         return {"class": name, "fields": [[key, self.describe(item)] for key, item in named.items()]}
 
     def _weight(self, tensor: torch.Tensor) -> object:

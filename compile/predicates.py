@@ -21,10 +21,11 @@ from pwcc.cache.errors import UnsealableError
 from pwcc.compile.guard_forms import write
 from pwcc.compile.guard_places import Place, Places, hook_table
 from pwcc.compile.guard_table import GUARDS, REGISTRIES, Covered, Form, Refused
+from pwcc.compile.runtime.classes import class_record, is_plain
 from pwcc.compile.runtime.comparisons import digest
 from pwcc.compile.runtime.hooks import module_hooks
 from pwcc.compile.runtime.paths import Absent, Step
-from pwcc.compile.runtime.portable import NotPortable, attempt, describe
+from pwcc.compile.runtime.portable import NotPortable, attempt, describe, type_name
 from pwcc.compile.runtime.predicates import Predicate, PredicateSet, Rule
 from pwcc.compile.torch_private.guards import GuardView, functorch_active, views
 from pwcc.compile.torch_private.sources import NoPath, Path
@@ -111,6 +112,7 @@ class _Collector:
         """Guard the root as Dynamo guards submodules: it was traced by its ``forward``, not called."""
         for name in ROOT_HOOKS:
             self._put("model:", (("attr", name),), "length", 0, None)
+        self._put("model:", (), "type", type_name(type(self._model)), None)
         if "forward" not in self._model.__dict__:
             self._put("model:", (), "lacks_own", "forward", None)
 
@@ -194,6 +196,12 @@ class _Collector:
         return None
 
     def _put(self, root: str, steps: tuple[Step, ...], test: str, value: Any, where: str | None) -> None:
+        if test == "type" or (test == "is" and isinstance(value, list) and value[:1] == ["class"]):
+            live = self._places.value(root, steps)
+            if test == "type" and not is_plain(type(live)):
+                test, value = "instance", class_record(type(live))
+            elif test == "is" and isinstance(live, type) and not is_plain(live):
+                test, value = "class", class_record(live)
         line = "" if where is None else PurePath(where).name  # a directory would name the build machine
         rule = Rule(steps, test, value, line)
         key = (root, strict.canonical(rule.to_json()[:3]))

@@ -83,6 +83,8 @@ class HitCheck:
     """What ``--verify-hit`` found: the blobs compared, those that differ, and the errors of pieces that do.
 
     ``errors`` are relative, per piece; ``tuned`` tells that only programs and numbers were asked to agree.
+    ``retraced`` says how the trace itself came out otherwise, the first difference of each kind: then an input
+    changed that the key does not see, unless the entry's own record was altered.
     """
 
     ok: bool
@@ -90,6 +92,7 @@ class HitCheck:
     differences: tuple[HitDifference, ...]
     errors: dict[str, float]
     tuned: bool
+    retraced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

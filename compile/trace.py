@@ -6,7 +6,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -18,7 +18,7 @@ from pwcc.compile.conditions import Condition, predicates, source_line, take_ass
 from pwcc.compile.outputs import output_template
 from pwcc.compile.runtime.calling import CallingConvention, Parameter, ShapePredicate, SizeSymbol, Weight
 from pwcc.compile.runtime.held import named_tensors
-from pwcc.compile.runtime.hooks import global_hooks
+from pwcc.compile.runtime.hooks import global_hooks, replaced_calls
 from pwcc.compile.signature import definition, parameter_names
 from pwcc.compile.torch_private import dynamo, symbols, writes
 
@@ -109,6 +109,11 @@ def trace(
             where=definition(type(model).__call__),
             hint="move what it does into forward, or wrap the model in a module that calls it",
         )
+    if replaced_calls():
+        raise UnsealableError(
+            f"torch's own {', '.join(replaced_calls())} was replaced, which compiled code would not run",
+            hint="compile in a process that leaves nn.Module as it is",
+        )
     if global_hooks():
         raise UnsealableError(
             f"modules have global hooks ({', '.join(global_hooks())}), which compiled code would not run",
@@ -136,6 +141,12 @@ def _capture(forward: Callable[..., object], examples: tuple[object, ...]) -> dy
             f"forward changes {', '.join(error.names[:3])}, which compiled code would not do",
             where=error.where or definition(forward),
             hint="keep state in buffers that are updated in place, or outside the compiled module",
+        ) from error
+    except dynamo.FoldedError as error:
+        raise UnsealableError(
+            f"the graph would hold {error.folded.what}",
+            where=error.folded.where or definition(forward),
+            hint=error.folded.hint,
         ) from error
     except dynamo.NoOperationsError:
         raise TraceError("forward holds no tensor operation to compile", where=definition(forward)) from None
@@ -215,13 +226,15 @@ class _Analysis:
         output, returned = output_template(self._model, self._examples, weights, raw)
         held = dict(named_tensors(self._model))
         written = writes.written(raw.graph_module.graph, fakes)
+        bound = [node.meta["example_value"] for node, o in origins.items() if isinstance(o, WeightInput)]
+        read = [_weight(names, held[names[0]]) for names in (*weights, *returned)]
         calling = CallingConvention(
             tuple(
                 self._parameter(index, fakes.get(index), index in written) for index in range(len(self._names))
             ),
             tuple(self._size_symbols),
             checked,
-            tuple(_weight(names, held[names[0]]) for names in (*weights, *returned)),
+            tuple(_marked(read, raw.graph_module.graph, bound)),
             output,
         )
         first = next(iter(inspect.signature(type(self._model).forward).parameters))
@@ -318,7 +331,23 @@ def _origins(
     return origins
 
 
+def _marked(weights: Sequence[Weight], graph: fx.Graph, fakes: Sequence[Any]) -> list[Weight]:
+    """Mark the weights that the graph writes; ``fakes`` are those of its inputs, which come first."""
+    read = dict(enumerate(fakes))
+    written = writes.written(graph, read)
+    shares = writes.sharing(read) if written else {}
+    return [
+        replace(weight, written=True, shares=shares[index]) if index in written else weight
+        for index, weight in enumerate(weights)
+    ]
+
+
 def _weight(names: tuple[str, ...], tensor: torch.Tensor) -> Weight:
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsealableError(
+            f"{names[0]!r} is a lazily conjugated or negated view, which compiled code cannot read",
+            hint="replace it by its resolve_conj().resolve_neg()",
+        )
     return Weight(names, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()))
 
 

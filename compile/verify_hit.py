@@ -24,6 +24,7 @@ from pwcc.cache.sealed import SealedPiece
 from pwcc.cache.store import Store
 from pwcc.compile.report import CompileReport, HitCheck, HitDifference
 from pwcc.compile.request import Request
+from pwcc.compile.runtime.predicates import PredicateSet
 from pwcc.compile.verify_numbers import ReadBlob, Side, errors_of_changed, pieces_of, records_agree
 
 MAX_LINES = 3  # first differing lines shown of a text
@@ -76,7 +77,44 @@ def compare(found: Side, again: Side, device: torch.device) -> HitCheck:
         differences=tuple(differences),
         errors={what: error for what, error in errors.items() if error > 0},
         tuned=tuned,
+        retraced=tuple(_retraced(found, again)),
     )
+
+
+def _retraced(found: Side, again: Side) -> Iterator[str]:
+    """Yield how two traces differ: the first graph of a piece that does, and the first predicate."""
+    graphs = (
+        (f"program {number}", old, new)
+        for number, (one, two) in enumerate(
+            zip_longest(found.manifest.programs, again.manifest.programs, fillvalue=None)
+        )
+        for old, new in zip_longest(one.unique if one else (), two.unique if two else ())
+        if old is None or new is None or old.digest != new.digest
+    )
+    for where, old, new in graphs:
+        if old is None or new is None:
+            piece, said = (old or new), (ONLY_AGAIN if old is None else ONLY_FOUND)
+            yield f"{where}: the graph of piece {piece.name if piece else '?'} is {said}"
+        else:
+            ops = next((pair for pair in zip_longest(old.ops, new.ops) if pair[0] != pair[1]), None)
+            said = f"operation {ops[0]}, now {ops[1]}" if ops else "the same operations, with other values"
+            yield f"{where}: the graph of piece {old.name} differs: {said}"
+        break
+    old_text, new_text = (_predicate_lines(side) for side in (found, again))
+    if old_text is not None and new_text is not None and old_text != new_text:
+        gone = [line for line in old_text if line not in new_text]
+        came = [line for line in new_text if line not in old_text]
+        shown = [*(f"- {line[:MAX_LINE]}" for line in gone[:1]), *(f"+ {line[:MAX_LINE]}" for line in came[:1])]
+        yield f"predicates differ: {' '.join(shown) or 'in their order'}"
+
+
+def _predicate_lines(side: Side) -> list[str] | None:
+    """Return an entry's predicates, one text each: where on the model, and what must hold there."""
+    data = _read(side.read, side.manifest.predicates)
+    try:
+        return None if data is None else PredicateSet.from_json(data).lines()
+    except StoreError:
+        return None
 
 
 def _keys(found: Manifest, again: Manifest) -> Iterator[HitDifference]:

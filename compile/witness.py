@@ -16,9 +16,10 @@ from pwcc.compile import build_factors, observed_inputs
 from pwcc.compile.code_scan import Found, scan
 from pwcc.compile.eager_run import watch_forward
 from pwcc.compile.observation import Observation
-from pwcc.compile.observed_guards import added_predicates, without_environment
+from pwcc.compile.observed_guards import added_predicates, shadow_predicates, without_environment
 from pwcc.compile.request import Request
 from pwcc.compile.runtime.predicates import Predicate
+from pwcc.compile.secrets import Secrets
 from pwcc.compile.torch_private import operators
 from pwcc.compile.traced_code import TracedCode, require_current
 from pwcc.compile.tracing import Traced
@@ -59,6 +60,7 @@ class Witness:
         Raises:
             TraceError: a computed name, a look through the whole environment, a source that was changed
                 after it was imported; each with its line.
+            UnsealableError: a secret of the environment is a constant of the graph, or a default.
         """
         code = TracedCode(code for item in traced for code in item.trace.traced_code)
         self._environ = dict(os.environ)
@@ -70,6 +72,10 @@ class Witness:
             self._ran = True
         self._found = scan(code.own())
         observed_inputs.require_followed(self._seen, self._found, self._request.policy)
+        read = [*self._seen.environment, *self._found.variables]
+        secrets = Secrets(read)
+        secrets.require_none_in([item.trace.graph_module.graph for item in traced])
+        secrets.require_none_among(p.value for item in traced for p in item.trace.calling.parameters)
         require_current(code.functions(), ())
 
     def testify(self, traced: Sequence[Traced], predicates: Sequence[Predicate], salt: str) -> Evidence:
@@ -82,6 +88,10 @@ class Witness:
         self._found = scan(code.own())
         kept, guarded = without_environment(predicates, self._model, traced[0].trace.global_scope)
         kept += added_predicates(self._model, self._found)
+        read = [*self._seen.environment, *self._found.variables, *guarded]
+        kept = Secrets(read).hide(kept, salt)
+        own = [owned for owned, _ in code.own()]
+        kept += shadow_predicates(kept, self._model, traced[0].trace.global_scope, own)
         behind = operators.behind(
             {name for item in traced for name in operators.names_in(item.trace.graph_module.graph)}
         )

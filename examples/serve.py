@@ -37,6 +37,7 @@ import pwcc
 from pwcc.cache.errors import PwccError, UsageError, install
 from pwcc.cache.store import Store
 from pwcc.capture.backend import backend_for
+from pwcc.capture.checks import memory_for
 from pwcc.capture.modes import CaptureMode
 from pwcc.capture.plan import CapturePlan
 from pwcc.capture.plan_store import load_plan
@@ -48,6 +49,8 @@ from pwcc.compile.compiled_model import CompiledModel
 from pwcc.compile.model_ref import ModelKind, ModelRef, Weights, build, parse_args
 from pwcc.compile.ops.blocks import BlockAllocator
 from pwcc.compile.ops.kv_layout import observe_kv_layout
+
+MAX_PORT = 65535
 
 
 @dataclass
@@ -83,9 +86,10 @@ def prepare(options: argparse.Namespace) -> Ready:
         layout = observe_kv_layout(lambda: module(one, one))
     if layout is None:
         raise UsageError("the model never calls pwcc::attention", hint="this example serves decoders")
-    cache = layout.cache(num_blocks=options.num_blocks, block_size=options.block_size, device=device)
     facts: dict[str, Any] = {"model": built.identity, "weights": built.weights, "device": str(device)}
     facts["kv_bytes"] = options.num_blocks * layout.block_bytes(options.block_size)
+    with memory_for(f"a KV cache of {facts['kv_bytes']} bytes", hint="lower --num-blocks or --block-size"):
+        cache = layout.cache(num_blocks=options.num_blocks, block_size=options.block_size, device=device)
     if options.cache_dir is None:
         step = ModelStep(uncaptured(module, cache), options.block_size, device)
         return Ready(module, step, {**facts, "load": None, "capture": None}, seconds)
@@ -276,6 +280,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         least = {"check": 0, "num-blocks": 2}.get(name, 1)
         if getattr(options, name.replace("-", "_")) < least:
             parser.error(f"--{name}: expected at least {least}")
+    if not 0 <= options.port <= MAX_PORT:
+        parser.error(f"--port: expected 0 to {MAX_PORT}")
     return options
 
 

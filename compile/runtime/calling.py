@@ -17,6 +17,7 @@ from pwcc.cache import strict
 from pwcc.cache.errors import ArgumentError, CorruptEntry, GuardViolation, SizeError
 from pwcc.compile.runtime.arguments import torch_value
 from pwcc.compile.runtime.expressions import check_symbols, compile_expressions
+from pwcc.compile.runtime.memory import BoundMemory
 
 Dim = int | str
 Strides = tuple[int, ...] | None
@@ -75,21 +76,28 @@ class ShapePredicate:
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of the model that the program reads: all its names (the first binds it) and its layout."""
+    """A tensor of the model that the program reads: all its names (the first binds it) and its layout.
+
+    ``written`` tells that the program writes it; ``shares`` are then the positions of the weights that had
+    memory in common with it when it was traced.
+    """
 
     names: tuple[str, ...]
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    written: bool = False
+    shares: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, strict.Json]:
-        """Return the canonical form."""
-        return {
+        """Return the canonical form; only of a weight that is written does it say so."""
+        found: dict[str, strict.Json] = {
             "names": list(self.names),
             "dtype": self.dtype,
             "shape": list(self.shape),
             "stride": list(self.stride),
         }
+        return {**found, "written": list(self.shares)} if self.written else found
 
 
 @dataclass(frozen=True)
@@ -183,12 +191,15 @@ def _parse_symbol(value: object, where: str) -> SizeSymbol:
 
 
 def _parse_weight(value: object, where: str) -> Weight:
+    written = isinstance(value, dict) and "written" in value
     fields = strict.Fields(value, where)
     weight = Weight(
         fields.list_("names", strict.as_str, max_items=1000),
         fields.str_("dtype"),
         fields.list_("shape", strict.as_int, max_items=64),
         fields.list_("stride", strict.as_int, max_items=64),
+        written,
+        fields.list_("written", strict.as_int) if written else (),
     )
     fields.done()
     if not weight.names:
@@ -243,6 +254,18 @@ class Binder:
             slot for slot, (_, parameter, _) in enumerate(self._tensor_parameters) if parameter.written
         ]
         self._accepted: dict[tuple[object, ...], tuple[tuple[int, ...], tuple[Strides, ...]]] = {}
+        self._memory: BoundMemory | None = None
+        self._lazy = [
+            (slot, parameter.name, torch.is_conj if dtype.is_complex else torch.is_neg)
+            for slot, (_, parameter, dtype) in enumerate(self._tensor_parameters)
+            if dtype.is_complex or dtype.is_floating_point  # torch makes such views of these only
+        ]
+
+    def bound(self, weights: Sequence[torch.Tensor]) -> None:
+        """Take note of the weights that calls now run with; of use only where the program writes a tensor."""
+        held = self._convention.weights
+        if self._tensor_parameters and (self._written or any(weight.written for weight in held)):
+            self._memory = BoundMemory(held, weights)
 
     def bind(
         self, args: Sequence[object], kwargs: Mapping[str, object]
@@ -279,7 +302,9 @@ class Binder:
         for tensor, stride in zip(tensors, strides, strict=True):
             if stride is not None and tensor.stride() != stride:
                 self._check_stride(tensor, stride, tensors)
-        if self._written:
+        if self._lazy:
+            self._refuse_lazy(tensors)
+        if self._written or self._memory is not None:
             self._refuse_shared(tensors)
         return tensors, sizes
 
@@ -368,8 +393,21 @@ class Binder:
                 hint="pass a tensor of the compiled layout, such as x.contiguous()",
             )
 
+    def _refuse_lazy(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse a view that conjugates or negates when it is read: compiled code reads what lies there."""
+        for slot, name, is_lazy in self._lazy:
+            if is_lazy(tensors[slot]):
+                raise ArgumentError(
+                    f"argument {name!r} is a lazily conjugated or negated view, "
+                    "which compiled code cannot read",
+                    hint=f"pass {name}.resolve_conj().resolve_neg()",
+                )
+
     def _refuse_shared(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse a written argument whose memory another one shares: the trace took them for separate."""
+        """Refuse what shares memory with a written argument or weight: they were traced as separate."""
+        if self._memory is not None:
+            for slot, (_, parameter, _) in enumerate(self._tensor_parameters):
+                self._memory.refuse(parameter.name, tensors[slot], written=parameter.written)
         starts = [tensor.untyped_storage().data_ptr() for tensor in tensors]
         for written in self._written:
             for slot, start in enumerate(starts):

@@ -12,9 +12,11 @@ from typing import Any
 
 from pwcc.cache.errors import CorruptEntry
 from pwcc.compile.runtime import comparisons as compare
+from pwcc.compile.runtime.classes import contrast, contrast_class
 from pwcc.compile.runtime.comparisons import Check
 from pwcc.compile.runtime.hooks import module_hooks, show_hooks
 from pwcc.compile.runtime.portable import Json, attempt, show, type_name
+from pwcc.compile.runtime.secrets import secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Kind:
     expected: Callable[[Any], str] = show
     stored: tuple[type, ...] = ()
     """Types of JSON the stored value may have; empty means any."""
+    contrast: Callable[[Json, Any], tuple[str, str]] | None = None
+    """Words both sides by what differs, where each on its own would be too long."""
 
     def validate(self, value: Json, where: str) -> None:
         """Refuse a stored value of the wrong form.
@@ -53,7 +57,22 @@ def _live(value: object) -> str:
 CHECKS: dict[str, Kind] = {
     "is": Kind(compare.equal, _live),
     "digest": Kind(compare.digested, lambda v: "another", lambda e: f"a value of digest {e[:8]}", (str,)),
+    "secret": Kind(secret, lambda v: "another", lambda e: "a value that is not shown", (list,)),
     "type": Kind(compare.of_type, lambda v: f"type {type_name(type(v))}", lambda e: f"type {e}", (str,)),
+    "instance": Kind(
+        compare.instance,
+        lambda v: f"type {type_name(type(v))}",
+        lambda e: f"type {e[0]}",
+        (list,),
+        lambda e, v: contrast(e, type(v)),
+    ),
+    "class": Kind(
+        compare.the_class,
+        _live,
+        lambda e: f"class {e[0]}",
+        (list,),
+        contrast_class,
+    ),
     "base": Kind(compare.as_base_type, lambda v: repr(v)[:80], lambda e: f"{e[0]} {show(e[1])}", (list,)),
     "length": Kind(compare.length, lambda v: _count(len(v)), _count, (int,)),
     "keys": Kind(compare.keys, lambda v: compare.show_keys(compare.keys_of(v)), compare.show_keys, (list,)),

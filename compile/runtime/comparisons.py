@@ -7,12 +7,14 @@ described value, so that nothing of the live model's own ``__eq__`` decides.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
 
 from pwcc.cache import strict
+from pwcc.compile.runtime.classes import class_record
 from pwcc.compile.runtime.hooks import module_hooks
 from pwcc.compile.runtime.paths import Roots, Step, getter, parse_root, parse_step, show_path
 from pwcc.compile.runtime.portable import Json, NotPortable, attempt, describe, float_text, show, type_name
@@ -57,6 +59,30 @@ def of_type(expected: Json) -> Check:
     return holds
 
 
+def instance(expected: Json) -> Check:
+    """Of this type: its name, bases, metaclass and methods."""
+    of_class = the_class(expected)
+    return lambda value, roots: of_class(type(value), roots)
+
+
+def the_class(expected: Json) -> Check:
+    """Is this class: its name, bases, metaclass and methods."""
+    if not isinstance(expected, list) or len(expected) != 4 or not isinstance(expected[3], list):
+        raise ValueError("expected the record of a class")
+    if not all(isinstance(member, list) and len(member) == 2 for member in expected[3]):
+        raise ValueError("expected the members of a class")
+
+    def holds(cls: object, roots: Roots) -> bool:
+        if not isinstance(cls, type):
+            return False
+        found = roots.classes.get(cls)
+        if found is None:
+            roots.classes[cls] = found = class_record(cls)
+        return found == expected
+
+    return holds
+
+
 _BASES: dict[type, Callable[[Any], object]] = {
     int: int.__int__,  # the base's own converter: a subclass may override its
     float: float.__float__,
@@ -90,7 +116,15 @@ def length(expected: Json) -> Check:
 
 def keys_of(value: Any) -> Json:
     """Return the described keys of a mapping, in order, past any method it overrides."""
-    return [attempt(key) for key in (dict.keys(value) if isinstance(value, dict) else value.keys())]
+    return [attempt(key) for key in plain_keys(value)]
+
+
+def plain_keys(value: Any) -> Iterable[Any]:
+    """Return a mapping's keys in the order of its iteration, past any method that a subclass overrides."""
+    if isinstance(value, OrderedDict):  # it has an order of its own, beside the dictionary's
+        return OrderedDict.keys(value)
+    found: Iterable[Any] = dict.keys(value) if isinstance(value, dict) else value.keys()
+    return found
 
 
 def keys(expected: Json) -> Check:

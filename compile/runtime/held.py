@@ -10,6 +10,7 @@ from torch import nn
 
 from pwcc.cache.errors import CacheMiss
 from pwcc.compile.runtime.calling import Weight
+from pwcc.compile.runtime.memory import refuse_shared_weights
 
 ALIGNMENT = 16  # bytes; what Inductor assumes of CUDA inputs (GPU_ALIGN_BYTES)
 
@@ -53,9 +54,12 @@ def bind_weights(
 
     Raises:
         CacheMiss: a name is gone, tied names are no longer one tensor, or a tensor's dtype, shape,
-            layout, device or alignment is not what was compiled; names the tensor.
+            layout, device or alignment is not what was compiled, or one that the program writes shares
+            memory with another only here; names the tensor.
     """
-    return [_bind(weight, held, device) for weight in weights]
+    bound = [_bind(weight, held, device) for weight in weights]
+    refuse_shared_weights(weights, bound)
+    return bound
 
 
 def _bind(weight: Weight, held: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -78,6 +82,11 @@ def _bind(weight: Weight, held: Mapping[str, torch.Tensor], device: torch.device
     if not _same_layout(tensor, weight.stride):
         raise CacheMiss(
             f"{name!r}: expected stride {weight.stride}, got {tensor.stride()}", hint="make it contiguous"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise CacheMiss(
+            f"{name!r} is a lazily conjugated or negated view, which compiled code cannot read",
+            hint="replace it by its resolve_conj().resolve_neg()",
         )
     if device.type == "cuda" and tensor.data_ptr() % ALIGNMENT:
         raise CacheMiss(f"{name!r} does not start at a multiple of {ALIGNMENT} bytes", hint="clone it")

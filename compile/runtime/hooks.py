@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.nn.modules import module
 
-from pwcc.compile.runtime.portable import Json, NotPortable, describe, type_name
+from pwcc.compile.runtime.portable import Json, NotPortable, describe, show, type_name
 
 _GLOBAL = (
     "_global_forward_hooks",
@@ -15,6 +15,14 @@ _GLOBAL = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+
+_CALLS = {
+    "__call__": "_wrapped_call_impl",
+    "_wrapped_call_impl": "_wrapped_call_impl",
+    "_call_impl": "_call_impl",
+    "__getattr__": "__getattr__",
+}
+"""Functions of ``nn.Module`` that compiled code skips, and the name each was defined under."""
 
 HOOK_TABLES: dict[str, tuple[str, ...]] = {
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
@@ -30,6 +38,19 @@ ALL_HOOK_TABLES = frozenset({*HOOK_TABLES, *(side for sides in HOOK_TABLES.value
 def global_hooks() -> list[str]:
     """Return the names of torch's registries of global module hooks that are not empty."""
     return [name for name in _GLOBAL if getattr(module, name, None)]
+
+
+def replaced_calls() -> list[str]:
+    """Return the names of ``nn.Module``'s own functions behind a call or an attribute that were replaced.
+
+    Code is compiled past them, as torch has them.
+    """
+    return [
+        f"Module.{name}"
+        for name, own in _CALLS.items()
+        if getattr(vars(module.Module).get(name), "__globals__", None) is not vars(module)
+        or vars(module.Module)[name].__code__.co_qualname != f"Module.{own}"
+    ]
 
 
 def module_hooks(holder: Any) -> Json:
@@ -55,5 +76,5 @@ def _described(hook: object) -> Json:
 
 def show_hooks(hooks: Any) -> str:
     """Word what :func:`module_hooks` returned."""
-    names = ", ".join(f"{table}: {what[-1] if isinstance(what, list) else what}" for table, what, _ in hooks)
+    names = ", ".join(f"{table}: {show(what)}" for table, what, _ in hooks)
     return f"hooks {names}" if names else "no hooks"

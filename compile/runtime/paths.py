@@ -147,6 +147,8 @@ class Roots:
         self._model = model
         self._modules = modules
         self._submodules: dict[str, nn.Module] = {"": model}
+        self.classes: dict[type, object] = {}
+        """Records of classes, made at most once per check."""
 
     @property
     def namespace(self) -> str:

@@ -42,7 +42,12 @@ class NotPortable(Exception):
 
 def type_name(cls: type) -> str:
     """Return ``module:qualname``."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    return f"{module_name(cls.__module__)}:{cls.__qualname__}"
+
+
+def module_name(name: object) -> str:
+    """Return a module's name; a spawned child knows the script as ``__mp_main__``."""
+    return "__main__" if name == "__mp_main__" else str(name)
 
 
 def attempt(value: object) -> Json:
@@ -172,7 +177,7 @@ _EXACT: dict[object, Callable[[Any], Json]] = {
 _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Json]], ...] = (
     (enum.Enum, _enum),
     (type, lambda value: ["class", type_name(value)]),
-    (ModuleType, lambda value: ["module", value.__name__]),
+    (ModuleType, lambda value: ["module", module_name(value.__name__)]),
     ((torch.dtype, torch.layout, torch.memory_format, torch.qscheme), lambda value: ["torch", str(value)]),
     ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), lambda value: ["operator", str(value)]),
     (
@@ -184,7 +189,7 @@ _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Json]], ...] = (
 
 
 def _home(function: FunctionType) -> str:
-    return str(function.__globals__.get("__name__"))
+    return module_name(function.__globals__.get("__name__"))
 
 
 def show(value: Json) -> str:
@@ -201,9 +206,23 @@ def show(value: Json) -> str:
         text = f"{tag}({', '.join(show(item) for item in items)})"
     elif tag in ("torch", "operator", "unportable"):
         text = str(rest[0])
+    elif tag == "bytes":
+        text = repr(bytes.fromhex(str(rest[0])))
+    elif tag in ("function", "code"):
+        text = _shown_code(tag, rest)
+    elif tag == "method" and isinstance(rest[0], list):
+        text = f"method {show(rest[0])} of a {rest[1]}"
     else:
         text = f"{tag} {' '.join(str(part) for part in rest if part != [])}".strip()
     return text
+
+
+def _shown_code(tag: str, parts: list[Json]) -> str:
+    """Word a function or a code object: its name, then the line or the digest that tells it from others."""
+    named = 2 if tag == "function" else 1
+    name, more = ":".join(map(str, parts[:named])), parts[named:]
+    told = [f"at line {part}" if isinstance(part, int) else f"with code {str(part)[:12]}" for part in more]
+    return " ".join([tag, name, *told])
 
 
 def _pair(value: Json) -> tuple[Json, Json]:

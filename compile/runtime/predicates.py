@@ -35,6 +35,7 @@ from pwcc.compile.runtime.paths import (
     show_path,
 )
 from pwcc.compile.runtime.portable import Json
+from pwcc.compile.runtime.secrets import concealed
 
 SCHEMA = 1
 MAX_RULES = 200_000  # a 128-layer decoder has under 400 distinct rules
@@ -154,6 +155,15 @@ class PredicateSet:
             raise CorruptEntry(f"expected at most {MAX_PREDICATES} predicates", where=where)
         return cls(rules, groups)
 
+    def lines(self) -> list[str]:
+        """Return every predicate as text, in stored order: where, and what must hold there."""
+        return [
+            f"{show_path(root, rule.steps)}: {rule.test} {CHECKS[rule.test].expected(rule.value)}"
+            for group in self._groups
+            for root in group.roots
+            for rule in map(self._rules.__getitem__, group.rules)
+        ]
+
     def check(
         self,
         model: nn.Module,
@@ -183,20 +193,25 @@ class PredicateSet:
                         found.append(Violation(path, "it present", str(error), where))
                     continue
                 for get, holds, number in rules:
+                    rule = self._rules[number]
+                    kind = CHECKS[rule.test]
+                    expected = ""
                     try:
-                        if holds(get(base), roots):
+                        value = get(base)
+                        if holds(value, roots):
                             continue
-                        got = CHECKS[self._rules[number].test].got(get(base))
+                        if kind.contrast is None:
+                            got = kind.got(value)
+                        else:
+                            expected, got = kind.contrast(rule.value, value)
                     except (*LOST, Absent) as error:
                         got = f"nothing ({type(error).__name__}: {error})"
-                    found.append(self._violation(root, self._rules[number], got, roots))
+                    path = show_path(root, rule.steps, namespace=roots.namespace)
+                    wanted = expected or kind.expected(rule.value)
+                    found.append(Violation(path, wanted, concealed(got), rule.where))
                 if len(found) >= limit:
                     return found[:limit]
         return found[:limit]
-
-    def _violation(self, root: str, rule: Rule, got: str, roots: Roots) -> Violation:
-        path = show_path(root, rule.steps, namespace=roots.namespace)
-        return Violation(path, CHECKS[rule.test].expected(rule.value), got, rule.where)
 
 
 def _list(value: object, where: str) -> list[object]:

@@ -12,6 +12,7 @@ _GUARDS: Final = "torch._C._dynamo.guards."
 # path in the wrapper -> name in torch_private/primitives.py, or the operator that it is
 PRIMITIVES: Final = {
     _GUARDS + "assert_size_stride": "assert_size_stride",
+    _GUARDS + "assert_size_stride_grouped": "assert_size_stride_grouped",
     _GUARDS + "assert_alignment": "assert_alignment",
     _GUARDS + "copy_if_misaligned": "copy_if_misaligned",
     _GUARDS + "_empty_strided_cpu": "empty_strided_cpu",

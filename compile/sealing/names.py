@@ -166,5 +166,6 @@ def refuse(what: str, node: ast.AST) -> NoReturn:
     raise UnsealableError(
         f"cannot seal {what} in Inductor's wrapper",
         where=text or None,
-        hint="--allow-unsealed stores this piece as PyTorch's own artifact, a pickle",
+        hint="compile with a version of torch that pwcc was run on (see the README), or keep the operation "
+        "out of compiled pieces: --splitting-ops",
     )

@@ -122,14 +122,22 @@ class _Rewriter(ast.NodeTransformer):
         if path == _SET_DEVICE:
             self._names.require_device(call.args, call)
             return True
-        if path is None or PRIMITIVES.get(path) != "assert_size_stride":
-            return False
-        match call.args:
-            case [ast.Name(id=name), size, stride, *_] if name in self._untouched:
-                self.stated.append((name, ast.unparse(size), ast.unparse(stride)))
-                return True
+        primitive = None if path is None else PRIMITIVES.get(path)
+        match primitive, call.args:
+            case "assert_size_stride", [name, size, stride, *_]:
+                stated = [(name, size, stride)]
+            case "assert_size_stride_grouped", [ast.Tuple(n), ast.Tuple(s), ast.Tuple(t), *_] if (
+                len(n) == len(s) == len(t)
+            ):
+                stated = list(zip(n, s, t, strict=True))
             case _:
                 return False
+        if not all(isinstance(name, ast.Name) and name.id in self._untouched for name, _, _ in stated):
+            return False
+        self.stated += [
+            (ast.unparse(name), ast.unparse(size), ast.unparse(stride)) for name, size, stride in stated
+        ]
+        return True
 
     def _with(self, node: ast.With) -> list[ast.stmt]:
         guard = node.items[0].context_expr

@@ -28,6 +28,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from pwcc.compile.torch_private.folded import Folded, folded_values
+
 _TORCH = str(Path(torch.__file__).parent)
 # They log a failed trace at length; it reaches the user as one error instead.
 _LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
@@ -40,6 +42,14 @@ class SideEffectError(Exception):
         super().__init__(", ".join(names))
         self.names = tuple(names)
         self.where = where
+
+
+class FoldedError(Exception):
+    """The trace folded a value that differs by process; ``folded`` says which, where, and what to write."""
+
+    def __init__(self, folded: Folded) -> None:
+        super().__init__(folded.what)
+        self.folded = folded
 
 
 class NoOperationsError(Exception):
@@ -99,12 +109,20 @@ def fullgraph_capture(
 
     Raises:
         SideEffectError: the forward changes Python objects that exist outside it.
+        FoldedError: the graph depends on a value that differs by process and that Dynamo guards not.
         NoOperationsError: the forward holds no tensor operation.
     """
     from torch._dynamo import convert_frame
 
-    with quiet_trace(), _assert_lines() as lines, _side_effects() as effects:
+    with (
+        quiet_trace(),
+        _assert_lines() as lines,
+        _side_effects() as effects,
+        folded_values(user_line) as folded,
+    ):
         out: Any = convert_frame.fullgraph_capture(forward, args, kwargs)
+    if folded:
+        raise FoldedError(folded[0])
     if effects:
         raise SideEffectError(tuple(effects), next((line for line in effects.values() if line), None))
     captured = out.graph_capture_output

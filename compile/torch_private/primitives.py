@@ -15,6 +15,7 @@ import torch
 _GUARDS: Final = torch._C._dynamo.guards  # pyright: ignore[reportAttributeAccessIssue]
 _NAMES: Final = {
     "assert_size_stride": "assert_size_stride",
+    "assert_size_stride_grouped": "assert_size_stride_grouped",  # from 2.14: several inputs in one call
     "assert_alignment": "assert_alignment",
     "copy_if_misaligned": "copy_if_misaligned",  # from 2.12
     "empty_strided_cpu": "_empty_strided_cpu",

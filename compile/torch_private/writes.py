@@ -16,14 +16,23 @@ from torch import fx
 
 def written(graph: fx.Graph, fakes: Mapping[int, Any]) -> set[int]:
     """Return the keys of the fake tensors whose memory the graph writes, whole or through a view."""
-    storages = {fake.untyped_storage()._cdata: key for key, fake in fakes.items()}
+    storages = {key: fake.untyped_storage()._cdata for key, fake in fakes.items()}
     found = {key for key, fake in fakes.items() if fake._version > 0}
     for node in graph.nodes:
         for used in _written_arguments(node):
             value = used.meta.get("example_value")
             if isinstance(value, torch.Tensor):
-                found.update(key for cdata, key in storages.items() if value.untyped_storage()._cdata == cdata)
+                found.update(key for key, cdata in storages.items() if value.untyped_storage()._cdata == cdata)
     return found
+
+
+def sharing(fakes: Mapping[int, Any]) -> dict[int, tuple[int, ...]]:
+    """Return, of each fake tensor, the keys of the others that lie in the same storage."""
+    storages = {key: fake.untyped_storage()._cdata for key, fake in fakes.items()}
+    return {
+        key: tuple(other for other, held in storages.items() if held == cdata and other != key)
+        for key, cdata in storages.items()
+    }
 
 
 def _written_arguments(node: fx.Node) -> Iterator[fx.Node]:

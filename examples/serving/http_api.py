@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -82,6 +83,8 @@ class Api:
             asked = parse(await _body(http), self._tokenizer)
             stop = (*self._stop, *asked["stop"])
             request = self._engine.submit(asked["tokens"], asked["max_new_tokens"], heard, stop=stop)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         except BadRequest as error:
             return _error(error.status, str(error))
         except Refused as error:

@@ -66,3 +66,17 @@ def test_find_runs_no_descriptor() -> None:
     assert find_code({"Holder": Holder}, "Holder.forward") == []
     assert find_code({}, "Holder.forward") == []
     assert find_code({"x": 3}, "x.<locals>.y") == []
+
+
+def test_a_decorated_function_is_found_behind_what_hides_it() -> None:
+    def hide(function: object) -> object:
+        def inner() -> object:
+            return function
+
+        return inner
+
+    namespace: dict[str, object] = {}
+    exec("def helper(): return 1", namespace)
+    plain = find_code(namespace, "helper")
+    namespace["helper"] = hide(namespace["helper"])
+    assert plain[0] in find_code(namespace, "helper")

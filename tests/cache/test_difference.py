@@ -17,6 +17,9 @@ def test_a_digest_is_not_shown_as_a_value() -> None:
     assert "digest differs" in found.reason
     assert "000" not in found.reason
     assert "built with nothing, now 'x'" in of_change(FactorChange("environment/A", ABSENT, "x")).reason
+    assert (
+        "built with nothing, now 'x'" in of_change(FactorChange("configuration/options.tag", None, "x")).reason
+    )
 
 
 def test_a_message_is_bounded() -> None:
@@ -46,6 +49,7 @@ def test_every_group_has_advice() -> None:
     )
     assert all(advice(f"{group}/x") for group in groups)
     assert advice("choice/load") == ""
+    assert advice("choice/environment policy") == advice("configuration/environment policy") != ""
     twice = [Difference("sources/a", ""), Difference("sources/b", ""), Difference("model/c", "")]
     assert all_advice(twice) == (advice("sources/a"), advice("model/c"))
 

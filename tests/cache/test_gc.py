@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pwcc.cache import about, activity, last_use, pins, removal, strict
+from pwcc.cache import about, activity, atomic, last_use, pins, removal, strict
 from pwcc.cache.errors import StoreError
 from pwcc.cache.gc import BUSY_GRACE_S, GRACE_S, Collected, collect
 from pwcc.cache.ids import BlobDigest, EntryKey, PieceKey
@@ -514,3 +515,22 @@ def test_a_writer_two_collections_and_a_reader_at_once(store: Store) -> None:
     assert read > 10
     later(store, Limits(max_bytes=0))
     assert blobs(store) == set()
+
+
+def test_piece_records_that_cannot_be_read_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = store.put_blob(b"of a piece")
+    for key in ("1" * 32, "2" * 32):
+        store.put_piece(PieceKey(key), strict.canonical({"blobs": {blob: 10}}))
+    hidden, real = store.root / "v1/pieces" / f"{'1' * 32}.json", atomic.open_regular
+
+    def open_regular(path: Path) -> int:
+        if path == hidden:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(atomic, "open_regular", open_regular)
+    done = collect(store, Limits(), now=time.time() + 1000, grace_s=0.0)
+    assert (done.pieces, done.blobs) == (0, 0)
+    assert done.notes[0] == "1 of 2 piece records cannot be read; they were kept"
+    assert hidden.exists()
+    assert store.has_blob(blob)

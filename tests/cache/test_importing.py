@@ -428,3 +428,21 @@ def test_imports_that_race_all_succeed(store: Store, source: Store, tmp_path: Pa
     assert [process.wait() for process in running] == [0] * 4
     assert len(list(store.entries())) == 2
     assert list(store.tmp.iterdir()) == []
+
+
+def test_a_valid_signature_is_not_replaced_by_an_invalid_one(
+    store: Store, source: Store, key: PrivateKey
+) -> None:
+    (ref, *_) = source.entries()
+    good = signed(source, [ref], key)
+    signing.write(ref, signing.make(b"something else", key), tmp=source.tmp)
+    out = io.BytesIO()
+    export_stream(source, [ref], out)
+    (bad,) = put(store, out.getvalue())
+    assert (bad.signatures, bad.kept) == (1, 0)  # nothing better is there
+    done = next(item for item in put(store, good) if item.ref.entry_key == ref.entry_key)
+    assert (done.signatures, done.kept) == (1, 0)
+    before = files(store.root)
+    (again,) = put(store, out.getvalue())
+    assert (again.signatures, again.kept, again.to_json()["kept_signatures"]) == (0, 1, 1)
+    assert files(store.root) == before

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from pwcc.cache import inspection, layers, strict
-from pwcc.cache.errors import CacheMiss, CorruptEntry, MissingBlob, NotAStore, UntrustedStore
+from pwcc.cache.errors import CacheMiss, CorruptEntry, MissingBlob, NotAStore, UntrustedEntry, UntrustedStore
 from pwcc.cache.gc import collect
 from pwcc.cache.ids import PieceKey
 from pwcc.cache.layers import create_layered, find_layered, open_layered, require_trust
 from pwcc.cache.manifest import Manifest
 from pwcc.cache.retention import Limits
-from pwcc.cache.store import Store
+from pwcc.cache.store import EntryRef, Store
 
 PutEntry = Callable[..., Manifest]
 
@@ -188,3 +188,28 @@ def test_a_manifest_of_two_layers_is_read_as_data(image: Store, upper: Path) -> 
     detail = inspection.detail(store, next(store.entries()))
     assert detail["missing_blobs"] == []
     assert strict.canonical(detail)
+
+
+@pytest.mark.parametrize("damage", ["bytes", "owner", "admission"])
+def test_an_upper_copy_that_cannot_be_used_hides_no_lower_one(image: Store, upper: Path, damage: str) -> None:
+    (below,) = image.entries()
+    shutil.copytree(image.root, upper)
+    store = open_layered(upper, [image.root])
+    (ref,) = store.entries()
+    assert store.owns(ref)
+    if damage == "bytes":
+        ref.manifest.write_bytes(b"{}")
+    elif damage == "owner":
+        ref.manifest.chmod(0o666)
+    else:
+
+        def admit(asked: EntryRef, _data: bytes) -> None:
+            if store.owns(asked):
+                raise UntrustedEntry("unsigned")
+
+        store.require(admit)
+    assert list(store.entries()) == [below]
+    assert store.candidates(below.lookup_key) == [below]
+    below.manifest.write_bytes(b"{}")
+    if damage == "bytes":  # none can be used: the upper one tells why
+        assert list(store.entries()) == [ref]

@@ -123,7 +123,8 @@ def test_a_function_that_was_replaced() -> None:
     assert said(record) == []  # not loaded: nothing of it was replaced
     vars(module)["C"].f = lambda self: 2
     assert said(record, toy=module) == [
-        "code of toy:C.f is not what was compiled: it was replaced in this process"
+        "code of toy:C.f is not what was compiled: its module is loaded in another version, or it was "
+        "replaced in this process"
     ]
     other = ObservedInput("function", "C.f", f"cpython-399.0:{digest}", "toy")
     assert said(other, toy=module) == []  # another Python's byte code says nothing
@@ -179,3 +180,16 @@ def test_each_record_is_a_factor_by_name() -> None:
     }
     assert observed.is_observed_factor("A (observed)")
     assert not observed.is_observed_factor("TORCHINDUCTOR_X")
+
+
+def test_another_optimization_level_is_named_and_another_python_tells_nothing() -> None:
+    python, _, level = observed.code_tag().rpartition(".")
+    other = "1" if level != "1" else "2"
+
+    def changed(tag: str) -> list[str]:
+        record = ObservedInput("function", "absent", f"{tag}:0", __name__)
+        return [said for _, said in observed.changes([record], salt="", environ={}, modules=sys.modules)]
+
+    (said,) = changed(f"{python}.{other}")
+    assert f"optimization level (-O, PYTHONOPTIMIZE): compiled with {other}, now {level}" in said
+    assert changed(f"other-399.{other}") == []

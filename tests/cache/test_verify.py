@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pwcc.cache import about, strict
+from pwcc.cache import about, atomic, strict
 from pwcc.cache.errors import StoreError
 from pwcc.cache.factors import FactorTree
 from pwcc.cache.findings import Kind, Verification
@@ -420,3 +421,100 @@ def test_nothing_in_a_cache_is_executed_or_written(store: Store, ref: EntryRef, 
     assert "WROTE" not in done.stdout
     assert done.stdout.splitlines()[-1] == f"{64 + 4} False"
     assert not marker.exists()
+
+
+# What cannot be read, and what is in the way
+
+
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Return a function after which this user may not read a file or folder; root may read all."""
+    hidden: set[str] = set()
+    real_open, real_scan = atomic.open_regular, os.scandir
+
+    def check(path: object) -> None:
+        if str(path) in hidden:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def open_regular(path: Path) -> int:
+        check(path)
+        return real_open(path)
+
+    def scandir(path: Path) -> object:
+        check(path)
+        return real_scan(path)
+
+    monkeypatch.setattr(atomic, "open_regular", open_regular)
+    monkeypatch.setattr(os, "scandir", scandir)
+    return lambda path: hidden.add(str(path))
+
+
+def test_a_repair_keeps_what_it_cannot_read(
+    store: Store, ref: EntryRef, manifest: Manifest, hide: Callable[[Path], None]
+) -> None:
+    plan = store.plans / ref.entry_key / "default.json"
+    plan.parent.mkdir()
+    plan.write_bytes(b"{}")
+    blob = store.put_blob(b"of a piece")
+    store.put_piece(PieceKey("1" * 32), strict.canonical({"blobs": {blob: 10}}))
+    hide(plan)
+    hide(store.blob_path(blob))
+    before = tree(store.root)
+    found = repair(store, look(store))
+    assert kinds(found) == {Kind.UNREADABLE}
+    assert found.exit_code == 64 + Kind.UNREADABLE.bit
+    assert tree(store.root) == before
+
+
+def test_a_folder_that_cannot_be_listed_is_said(
+    store: Store, ref: EntryRef, hide: Callable[[Path], None]
+) -> None:
+    hide(store.root / "v1/pieces")
+    (finding,) = look(store).findings
+    assert (finding.kind, finding.where) == (Kind.UNREADABLE, str(store.root / "v1/pieces"))
+
+
+def test_a_copy_under_another_lookup_key_is_set_aside(store: Store, ref: EntryRef) -> None:
+    for key in ("0" * 32, "f" * 32):  # before and after the right one
+        shutil.copytree(ref.path, store.root / "v1/entries" / key / ref.entry_key)
+    assert repair(store, look(store)).exit_code == 0
+    assert list(store.entries()) == [ref]
+    assert len(store.quarantined()) == 2
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch, Path.mkdir])
+def test_what_is_in_the_way_of_files_and_folders(
+    store: Store, ref: EntryRef, manifest: Manifest, make: Callable[[Path], None]
+) -> None:
+    (store.plans / ref.entry_key).mkdir()
+    places = [store.plans / ref.entry_key / "default.json", store.root / "v1/pieces" / f"{'1' * 32}.json"]
+    if make is not Path.mkdir:
+        prefix = next(f"{i:02x}" for i in range(256) if all(f"{i:02x}" != d[:2] for d in manifest.blobs))
+        entries = store.root / "v1/entries"
+        (entries / ("a" * 32)).mkdir()
+        places += [
+            store.root / "v1/blobs/sha256" / prefix,
+            entries / ("b" * 32),
+            entries / ("a" * 32) / ("c" * 32),
+        ]
+    for place in places:
+        make(place)
+    found = look(store)
+    assert {finding.where for finding in found.findings} >= {
+        str(place) for place in places if place.name != "c" * 32
+    }
+    assert not any(finding.kind is Kind.LEFTOVER for finding in found.findings)
+    assert repair(store, found).exit_code == 0
+    assert not any(os.path.lexists(place) for place in places)
+    assert look(store).exit_code == 0
+    assert list(store.entries()) == [ref]
+
+
+@pytest.mark.parametrize("part", ["entries", "pieces", "blobs/sha256", "plans", "locks", "tmp", "quarantine"])
+def test_a_fixed_folder_that_is_a_file(store: Store, ref: EntryRef, part: str) -> None:
+    place = store.root / "v1" / part
+    shutil.rmtree(place)
+    place.write_bytes(b"")
+    found = look(store)
+    assert any((f.kind, f.where) == (Kind.ENTRY, str(place)) for f in found.findings)
+    assert repair(store, found).mask & Kind.ENTRY.bit  # left to a person, and reported

@@ -21,9 +21,18 @@ TINY = ("--model", "llama-tiny", "--device", "cpu")
 
 
 def test_not_a_cache_directory(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "something").touch()
     done = run("capture", tmp_path, "--model", "no such model")
     assert done.returncode == 1
     assert done.stderr.startswith("error: expected a pwcc cache directory")
+
+
+@pytest.mark.parametrize("name", ["", "nope"])
+def test_no_cache_is_a_miss_as_for_load(run: Run, tmp_path: Path, name: str) -> None:
+    done = run("capture", tmp_path / name, "--model", "no such model")
+    assert done.returncode == 3
+    assert "is empty or does not exist" in done.stderr
+    assert "pwcc compile" in done.stderr
 
 
 def test_an_empty_cache_is_a_miss(run: Run, store: Store) -> None:
@@ -52,6 +61,23 @@ def test_wrong_options_are_usage_errors(run: Run, store: Store, options: tuple[s
 @pytest.fixture
 def cache(llama: Warm, tmp_path: Path) -> Path:
     return llama.copy(tmp_path / "cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "value", "code", "said"),
+    [
+        ("--num-blocks", "99999999999", 1, "out of memory for a KV cache of"),
+        ("--max-seq-len", "999999999999", 2, "limits are integers from 1 to 2147483647"),
+    ],
+)
+def test_limits_beyond_all_memory(
+    run: Run, llama: Warm, cache: Path, option: str, value: str, code: int, said: str
+) -> None:
+    done = run("capture", cache, *llama.model, "--sizes", "1", option, value)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "bug" not in done.stderr
 
 
 @pytest.mark.slow

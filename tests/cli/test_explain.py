@@ -25,7 +25,12 @@ def test_an_empty_cache_is_a_miss(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_wrong_directory_and_a_bad_target_are_said_at_once(run: Run, tmp_path: Path) -> None:
-    assert run("explain", *MODEL, "--cache-dir", tmp_path / "absent").returncode != 0
+    (tmp_path / "empty").mkdir()
+    for name in ("absent", "empty"):  # a miss, as for pwcc load
+        done = run("explain", *MODEL, "--cache-dir", tmp_path / name)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "the cache directory is empty or does not exist" in done.stderr
+        assert "next: run: pwcc compile" in done.stderr
     root = Store.create(tmp_path / "cache").root
     path = tmp_path / "host.json"
     path.write_text("{}")

@@ -89,6 +89,7 @@ def test_a_missing_blob_is_said(run: Run, store: Store, publish: Publish, toy: M
     ("prefix", "message"),
     [
         ("0a", "expected at least 4 hex digits of an entry's key, got '0a'"),
+        ("../../x", "expected the first hex digits of an entry's key, got '../../x'"),
         ("beef", "no entry's key begins with 'beef'"),
         ("0a00", "2 entries' keys begin with '0a00': 0a0000000000, 0a0011000000"),
     ],

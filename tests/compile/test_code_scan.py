@@ -135,3 +135,23 @@ def test_code_that_reads_nothing_is_clean() -> None:
         if code is not None:
             found = scan([(code, getattr(function, "__globals__", {}))])
             assert (found.variables, found.modules, found.computed) == ({}, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("return x if torch.distributed.is_initialized() else c", "torch.distributed.is_initialized"),
+        ("import torch.distributed as dist\nreturn dist.get_rank()", "torch.distributed.get_rank"),
+        ("from torch.distributed import get_world_size as n\nreturn n()", "torch.distributed.get_world_size"),
+        ("return torch.get_autocast_dtype('cpu')", "torch.get_autocast_dtype"),
+        ("with torch.autocast('cpu'):\n    return x", "torch.get_autocast_dtype"),
+        ("with torch.amp.autocast('cpu'):\n    return x", "torch.get_autocast_dtype"),
+        ("return torch.is_autocast_cache_enabled()", "torch.is_autocast_cache_enabled"),
+        ("import sys\nreturn sys.getrecursionlimit()", "sys.getrecursionlimit"),
+        ("import platform\nreturn platform.node()", "platform.node"),
+    ],
+)
+def test_what_the_process_is_asked_for_is_found(body: str, name: str) -> None:
+    found = found_in(body)
+    assert list(found.states) == [name]
+    assert found.states[name].startswith("m.py:")

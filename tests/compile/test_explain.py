@@ -186,8 +186,8 @@ def test_nothing_near_lists_what_the_cache_holds(llama: Warm) -> None:
 
 def test_a_tag_is_named(llama: Warm) -> None:
     answer = load_answer(llama.root, built().module, tag="encoder")
-    assert paths(answer) == ["configuration/tag"]
-    assert "tag: built with nothing, now 'encoder'" in answer.reasons()[0]
+    assert paths(answer) == ["configuration/options.tag"]  # as a compile's answer has it
+    assert "configuration/options.tag: built with nothing, now 'encoder'" in answer.reasons()[0]
 
 
 def test_another_signature_is_named(llama: Warm, tmp_path: Path) -> None:
@@ -462,3 +462,10 @@ def test_a_relocated_process_says_the_same_key(llama: Warm) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == llama.report["lookup_key"]
+
+
+def test_a_load_under_another_policy_says_what_to_do(llama: Warm) -> None:
+    policy = Policy.of(exclude=["MYAPP_*"])
+    answer = explain_load(Store.open(llama.root), view(built().module), policy=policy)
+    assert paths(answer) == ["choice/environment policy"]
+    assert "--env-include/--env-exclude" in "; ".join(answer.advice())

@@ -23,16 +23,22 @@ import os
 import torch
 from torch import nn
 
+KEY = os.environ["API_KEY"]
+
 class Tiny(nn.Module):
     '''DOCSTRING-volpe-91cc'''
     def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(8, 8)
+        self.where = "at " + os.environ["DATABASE_URL"]
+        self.hub = {"t": os.environ["HF_TOKEN"]}
         self.limit = len(os.environ["TINY_LIMIT"])  # COMMENT-grillo-2b
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # COMMENT-balena-55d1
         y = torch.relu(self.proj(x)) * self.limit
+        if KEY.startswith("sk") and self.where != "" and self.hub["t"] != "":
+            y = y * 3
         return torch.softmax(y, -1) + 1.0
 
 def factory() -> Tiny:
@@ -145,8 +151,10 @@ def test_what_was_observed_still_decides(built: tuple[Path, Machine]) -> None:
     model = machine.folder("home") / "checkout-of-geppo" / "tiny_model.py"
     load = ("load", cache, "--model", f"{model}:factory", "--input", "x:float32[n,8]", "--device", "cpu")
     assert machine.pwcc(*load, code=0, **SECRETS).returncode == 0
-    done = machine.pwcc(*load, code=3, **{**SECRETS, "TINY_LIMIT": "another"})
-    assert SECRETS["TINY_LIMIT"] not in done.stdout + done.stderr
+    for name in ("TINY_LIMIT", "API_KEY", "DATABASE_URL", "HF_TOKEN"):
+        done = machine.pwcc(*load, code=3, **{**SECRETS, name: "postgres://another-one:pw@db"})
+        assert SECRETS[name] not in done.stdout + done.stderr
+        assert "another-one" not in done.stdout + done.stderr
 
 
 def test_the_search_finds_what_is_there(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def change(name: str) -> Callable[[nn.Module], None]:
         ("broken tie", "compiled with the same object as model."),
         ("enum", ".act: compiled with enum pwcc_guarded:Act SILU 1, found enum pwcc_guarded:Act RELU 2"),
         ("closure cell", "model.layers.1.add.__closure__[0].cell_contents: compiled with 1.0, found 2.0"),
-        ("other function", "model.layers.1.add: compiled with function pwcc_guarded closure.<locals>.add"),
+        ("other function", "model.layers.1.add: compiled with function pwcc_guarded:closure.<locals>.add"),
         ("int for float", "model.layers.1.theta: compiled with 10000.0, found 10000 "),
         ("longer model", "model.layers._modules"),
         ("no layer", "model.layers.1: compiled with it present, found no submodule"),

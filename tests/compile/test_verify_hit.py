@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import pwcc
 from pwcc.cache import strict
-from pwcc.cache.ids import BlobDigest
+from pwcc.cache.ids import BlobDigest, FactorDigest
 from pwcc.cache.manifest import Manifest
 from pwcc.cache.store import Store
 from pwcc.cli import main
-from pwcc.cli.report_view import report_lines
+from pwcc.cli.report_view import report_lines, verified_lines, verify_error
 from pwcc.compile.report import CompileReport, HitCheck
 from pwcc.compile.verify_hit import compare
 from pwcc.compile.verify_numbers import Side
@@ -181,6 +181,40 @@ def test_every_difference_is_named(small: Path) -> None:
     extra = store.put_blob(b"left behind")
     check = found(replace(manifest, blobs=dict(sorted({**manifest.blobs, extra: 11}.items()))))
     assert [item.what for item in check.differences] == [f"blob {extra[:12]}"]
+
+
+def test_another_trace_is_told_from_a_poisoned_entry(small: Path) -> None:
+    store, _, manifest = only(small)
+    same = Side(manifest, store.read_blob)
+
+    def found(other: Manifest) -> HitCheck:
+        return compare(Side(other, store.read_blob), same, CPU)
+
+    poisoned = found(_with_program(manifest, store, "stitch"))
+    assert poisoned.retraced == ()
+    assert "the entry is not what this compile gives" in verify_error(poisoned)
+
+    (program,) = manifest.programs
+    (piece,) = program.unique
+    ops = (*piece.ops[:-1], "aten.sin.default")
+    for changed, words in (
+        (replace(piece, digest=FactorDigest("0" * 32), ops=ops), "operation aten.sin.default, now "),
+        (replace(piece, digest=FactorDigest("0" * 32)), "the same operations, with other values"),
+    ):
+        check = found(replace(manifest, programs=(replace(program, unique=(changed,)),)))
+        assert not check.ok
+        assert len(check.retraced) == 1
+        assert f"the graph of piece {piece.name} differs" in check.retraced[0]
+        assert words in check.retraced[0]
+        assert "an input changed that the key does not see" in verify_error(check)
+        assert check.retraced[0] in "\n".join(verified_lines(check))
+    value = json.loads(store.read_blob(manifest.predicates))
+    assert value["groups"]
+    value["groups"].pop()
+    digest = store.put_blob(strict.canonical(value))
+    assert digest != manifest.predicates
+    check = found(replace(manifest, predicates=digest, blobs={**manifest.blobs, digest: 1}))
+    assert check.retraced[0].startswith("predicates differ: + ")
 
 
 def test_figures_that_hang_on_the_number_of_threads_agree_within_tolerance(small: Path) -> None:

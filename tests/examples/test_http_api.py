@@ -49,11 +49,17 @@ class Server:
         return asyncio.run(self.acall(method, path, body))
 
     async def acall(
-        self, method: str, path: str, body: object = None, *, gone: asyncio.Event | None = None
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        gone: asyncio.Event | None = None,
+        more: bool = False,
     ) -> tuple[int, str]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent: list[dict[str, Any]] = []
-        received = iter([{"type": "http.request", "body": data, "more_body": False}])
+        received = iter([{"type": "http.request", "body": data, "more_body": more}])
         gone = gone or asyncio.Event()
 
         async def receive() -> dict[str, Any]:
@@ -91,6 +97,16 @@ def test_generate(server: Server) -> None:
         "finish_reason": "length",
         "prompt_tokens": 2,
     }
+
+
+def test_a_client_that_hangs_up_within_its_body_is_no_error(server: Server) -> None:
+    async def hang_up() -> tuple[int, str]:
+        gone = asyncio.Event()
+        gone.set()
+        return await server.acall("POST", "/generate", b'{"token_ids"', gone=gone, more=True)
+
+    assert asyncio.run(hang_up()) == (400, "")
+    assert server.call("POST", "/generate", {"token_ids": [5], "max_new_tokens": 1})[0] == 200
 
 
 def test_stop_tokens_and_streaming(server: Server) -> None:

@@ -84,7 +84,7 @@ def change(model: Any, name: str) -> None:
         ("training", "model.drop.training: compiled with False, found True"),
         ("patched forward", "model.up: compiled with no attribute 'forward' of its own, found one"),
         ("global", "keyed_consts.SCALE: compiled with 0.25, found 0.75"),
-        ("table", "keyed_model.ACTS['silu']: compiled with function torch.nn.functional silu"),
+        ("table", "keyed_model.ACTS['silu']: compiled with function torch.nn.functional:silu"),
     ],
 )
 def test_a_changed_model(keyed: Keyed, model: nn.Module, name: str, said: str) -> None:

@@ -21,6 +21,7 @@ from torch._inductor.select_algorithm import extern_kernels
 from torch._C import _cuda_getCurrentRawStream as get_raw_stream
 aten = torch.ops.aten
 assert_size_stride = torch._C._dynamo.guards.assert_size_stride
+assert_size_stride_grouped = torch._C._dynamo.guards.assert_size_stride_grouped
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
 alloc_from_pool = torch.ops.inductor._alloc_from_pool
 async_compile = AsyncCompile()
@@ -81,6 +82,16 @@ def test_assertions_on_what_an_operator_returned_are_kept() -> None:
     text, piece = sealed("buf0 = torch.ops.mylib.op.default(a)\nassert_size_stride(buf0, (8, ), (1, ), 'op')")
     assert "assert_size_stride(buf0, (8,), (1,)" in text
     assert "_op_mylib_op_default = torch.ops.mylib.op.default" in text
+    assert piece.stated == ()
+
+
+def test_grouped_assertions_of_inputs_are_stated_one_by_one() -> None:  # as torch 2.14 writes them
+    line = "assert_size_stride_grouped((a, b), ((8, ), (2, 4)), ((1, ), (4, 1)), 'input')"
+    text, piece = sealed(line)
+    assert "assert_size_stride" not in text
+    assert piece.stated == (("a", "(8,)", "(1,)"), ("b", "(2, 4)", "(4, 1)"))
+    text, piece = sealed(f"a = a.clone()\n{line}")
+    assert "assert_size_stride_grouped((a, b)," in text
     assert piece.stated == ()
 
 
