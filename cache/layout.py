@@ -137,7 +137,8 @@ def _place(root: Path, name: str, data: bytes) -> None:
 
 def _is_tagged(root: Path) -> bool:
     try:
-        with open(atomic.open_regular(root / TAG_NAME), "rb", buffering=0) as stream:  # noqa: PTH123
+        descriptor = atomic.retrying(lambda: atomic.open_regular(root / TAG_NAME))
+        with open(descriptor, "rb", buffering=0) as stream:  # noqa: PTH123
             head = stream.read(512)
     except (FileNotFoundError, NotADirectoryError, CorruptEntry):
         return False
