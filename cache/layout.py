@@ -121,6 +121,12 @@ def require_real(root: Path) -> None:
         )
 
 
+def mark(root: Path) -> None:
+    """Put the tag of a store back if it is gone. OSError passes through."""
+    if not _is_tagged(root):
+        _place(root, TAG_NAME, TAG)
+
+
 def is_empty(root: Path) -> bool:
     """Tell whether nothing is there, as after a restore that found nothing. OSError passes through."""
     return not root.exists() or (root.is_dir() and not any(root.iterdir()))

@@ -284,6 +284,8 @@ class Store:
             ref.path,
             lambda: self._publisher.place(ref, data, manifest, is_intact=self._is_intact),
         )
+        with atomic.os_errors("publishing an entry", self.root):
+            layout.mark(self.root)  # whoever removed the directory meanwhile may have taken the tag last
         return Publication(ref.path, won)
 
     def _is_intact(self, ref: EntryRef, expected: bytes) -> bool:

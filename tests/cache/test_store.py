@@ -46,6 +46,13 @@ def test_publish_and_read_back(store: Store, manifest: Manifest) -> None:
     assert list((store.root / "v1/tmp").iterdir()) == []
 
 
+def test_a_tag_that_was_taken_meanwhile_is_put_back(store: Store, manifest: Manifest) -> None:
+    """A removal that races with a compile may take the tag and fail at the folders that came back."""
+    (store.root / "CACHEDIR.TAG").unlink()
+    store.publish(manifest)
+    assert Store.open(store.root).candidates(manifest.lookup_key)
+
+
 def test_second_publication_uses_the_first(store: Store, manifest: Manifest) -> None:
     store.publish(manifest)
     again = store.publish(replace(manifest, tuned=True))
