@@ -9,17 +9,19 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pwcc-$(shell printf '%s' "$(CURDIR) $$($(PYTHON) -VV 2>&1)" | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint fmt soak gpu-test gpu-bench clean
+.PHONY: help demo test bench lint fmt soak fuzz zoo gpu-test gpu-bench clean
 
 help:
 	@echo "make demo       compile a small model, move the cache, load it without a compiler"
 	@echo "make test       lint, types and all tests"
 	@echo "make lint       ruff, mypy, pyright"
 	@echo "make fmt        format, and fix what ruff can"
-	@echo "make bench      CPU benchmarks, then the tables in README.md"
+	@echo "make bench      CPU benchmarks, then the tables in README.md and docs/"
 	@echo "make soak       the store under kill, race and damage for 30 minutes (SOAK_MINUTES=...)"
+	@echo "make zoo        every causal LM of the installed transformers, tiny, then docs/zoo.md (ZOO=--only=llama,...)"
+	@echo "make fuzz       300 random small models, cold and warm against eager (FUZZ_COUNT=...)"
 	@echo "make gpu-test   the tests that need a CUDA device"
-	@echo "make gpu-bench  CUDA benchmarks, then the tables in README.md"
+	@echo "make gpu-bench  CUDA benchmarks, then the tables in README.md and docs/"
 	@echo "make clean      remove the environment, caches and build outputs"
 
 demo: $(STAMP) toolchain
@@ -45,6 +47,13 @@ bench: $(STAMP) toolchain
 soak: $(STAMP) toolchain
 	$(PY) tests/soak/soak.py
 
+zoo: $(STAMP) toolchain
+	$(PY) zoo/run.py --jobs 2 $(ZOO); status=$$?; $(PY) zoo/table.py; exit $$status
+
+fuzz: $(STAMP) toolchain
+	$(PY) -m tests.fuzz.run --count $${FUZZ_COUNT:-300} --result tests/fuzz/results.json; status=$$?; \
+	  $(PY) -m tests.fuzz.table; exit $$status
+
 gpu-test: $(STAMP)
 	$(PY) -m pytest -m gpu
 
@@ -54,7 +63,7 @@ gpu-bench: $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
-	find cli cache compile capture src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+	find cli cache compile capture src tests benchmarks examples zoo -name __pycache__ -prune -exec rm -rf {} +
 
 # Compiling for a CPU needs a C++ compiler and Python's headers; loading needs neither.
 .PHONY: toolchain

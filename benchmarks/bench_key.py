@@ -136,7 +136,7 @@ def traced(reference: BuiltModel) -> tuple[tuple[sources.SourceRecord, ...], byt
         args=reference.args,
         splitting_ops=("pwcc::attention",),
         autotune=False,
-        cpu_isa="native",
+        cpu_baseline="native",
         profile=None,
         build_observed=True,
     )

@@ -2,7 +2,7 @@
 
 Run it first on a new GPU or torch. It compiles with the sealing profile alone (no tracer, no store):
 a dynamic (unbacked) piece, the same with static sizes with and without autotuning, an operator that
-falls back to ATen, an in-place update of a misaligned input, and a user's own Triton kernel. Every
+falls back to ATen, an in-place update of a misaligned input, a user's own Triton kernel, and ours. Every
 sealed piece is then loaded in a process whose compiler is out of reach and whose Inductor and Triton
 directories are empty. All failures are printed in full and the run goes on.
 
@@ -12,6 +12,7 @@ directories are empty. All failures are printed in full and the run goes on.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -129,9 +130,43 @@ def cases(device: str, *, autotune: bool) -> list[Case]:
     ]
     if device == "cuda":
         found.append(Case("user-triton", user_triton, 8, True, run_at=(1, 5, 33)))
+        found.append(Case("fused-fp8", fused_fp8, 8, True, run_at=(1, 5, 33)))
+        found.append(Case("fused-fp8-scaled-mm", functools.partial(fused_fp8, scaled=True), 8, False))
     if autotune:
         found.append(Case("mlp-static-1-autotune", mlp, 1, False, autotune=True))
     return found
+
+
+def fused_fp8(scaled: bool = False) -> tuple[Any, Callable[[int], tuple[Any, ...]]]:
+    """Norm and gate with quantisation in our own Triton kernels, the projection between them in 8 bits."""
+    import torch
+
+    import pwcc.compile.ops.fused  # noqa: F401  registers the operators
+    from pwcc.compile.torch_private import fused_lowering
+
+    fused_lowering.install()
+    ops, fp8, dtype = torch.ops.pwcc, torch.float8_e4m3fn, torch.bfloat16
+
+    class Fused(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            up = torch.randn(2 * INNER, HIDDEN, device="cuda") / HIDDEN**0.5
+            self.norm = torch.nn.Parameter(torch.ones(HIDDEN, dtype=dtype, device="cuda"))
+            self.up = torch.nn.Parameter(up.to(fp8 if scaled else dtype), requires_grad=False)
+            self.register_buffer("scale", torch.tensor([0.02], device="cuda"))
+            self.register_buffer("one", torch.tensor([1.0], device="cuda"))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            q, total = ops.fused_add_rms_norm_static_fp8_quant(x, x * 0.5, self.norm, self.scale, 1e-5)
+            if scaled:
+                made = torch._scaled_mm(q, self.up.t(), scale_a=self.scale, scale_b=self.one, out_dtype=dtype)
+            else:
+                made = torch.nn.functional.linear((q.float() * self.scale).to(dtype), self.up)
+            gate, value = made.chunk(2, -1)
+            rows, scales = ops.silu_and_mul_dynamic_per_token_fp8_quant(gate, value, 1e-6)
+            return rows.float() * scales, total
+
+    return Fused(), lambda n: (torch.randn(n, HIDDEN, dtype=dtype, device="cuda"),)
 
 
 def user_triton() -> tuple[Any, Callable[[int], tuple[Any, ...]]]:
@@ -242,12 +277,12 @@ def compile_piece(model: Any, args: tuple[Any, ...], case: Case, device: str) ->
     if device == "cuda":
         profile = cuda_profile(autotune=case.autotune)
     else:
-        target = cpu_target("avx2")
+        target = cpu_target("x86-64-v3")
         prefixes = builder_paths(inductor_directories())
         driver = write_driver(
             Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "driver", march=target.march, path_prefixes=prefixes
         )
-        profile = cpu_profile("avx2", driver=driver)
+        profile = cpu_profile("x86-64-v3", driver=driver)
     print("profile", profile)
     captured: list[Any] = []
     seen: list[list[Any]] = []
@@ -340,7 +375,7 @@ def compiled_piece(captured: Any, device: str) -> Any:
         inputs=[facts(value) for value in examples],
         static_inputs=tuple(kwargs.get("static_input_idxs") or ()),
         defers_input_alignment=getattr(result, "_defers_input_alignment", False),
-        cpu_flags=cpu_target("avx2").cpu_flags if device == "cpu" else (),
+        cpu_flags=cpu_target("x86-64-v3").cpu_flags if device == "cpu" else (),
     )
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from results import Result, machine_facts
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "tiny_decoder.py"
-OPTIONS = ("--device", "cpu", "--sizes", "2", "--cpu-isa", "avx2")
+OPTIONS = ("--device", "cpu", "--sizes", "2", "--cpu-baseline", "x86-64-v3")
 STRIPPED = ("TORCHINDUCTOR_", "TORCH_", "TRITON_", "PWCC_", "OMP_")
 NOISE = (
     "HOSTNAME", "PORT", "MASTER_ADDR", "MASTER_PORT", "POD_IP", "POD_NAME", "NODE_NAME", "SLURM_JOB_ID",
@@ -39,7 +39,8 @@ import json, sys, time
 import torch
 import pwcc
 from pwcc.compile.model_ref import ModelRef, build
-from pwcc.compile.inputs import input_specs, make_inputs
+from pwcc.compile.input_values import make_inputs
+from pwcc.compile.inputs import input_specs
 model = build(ModelRef.parse(sys.argv[1] + ":factory"), weights="random").module
 started = time.perf_counter()
 compiled = pwcc.load(model, cache_dir=sys.argv[2])

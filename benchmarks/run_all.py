@@ -2,10 +2,10 @@
 
 python benchmarks/run_all.py --device cpu|cuda [--out-dir DIR] [--only STEP,...] [--quick] [--budget SECONDS]
 
-The steps, most wanted first: cold-compile (one process), warm-start, step-time, capture (on a GPU only),
-cli-start, key (on a CPU only), and cold-compile again with the compiles in several processes. Each step writes
-its tables when it ends, also when its time ran out: rows that were not measured say so. A second run with the
-same --work measures only what is missing.
+The steps, most wanted first: cold-compile (one process), warm-start, step-time, guards, ranges, capture (on a
+GPU only), dispatch, fusions (on a GPU only), cli-start, store, key (on a CPU only), and cold-compile again
+with the compiles in several processes. Each step writes its tables when it ends, also when its time ran out:
+rows that were not measured say so. A second run with the same --work measures only what is missing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ STEPS = (
     Step("cold-compile", "bench_cold_compile.py", "cold-compile", 400, ("--jobs", "1")),
     Step("warm-start", "bench_warm_start.py", "warm-start", 400),
     Step("step-time", "bench_step_time.py", "step-time", 200),
+    Step("guards", "bench_guards.py", "guards", 120),
+    Step("ranges", "bench_ranges.py", "ranges", 150),
     # The fake graphs of a CPU have no times that mean anything.
     Step("capture", "bench_capture.py", "decode-step", 400, devices=("cuda",)),
+    Step("dispatch", "bench_dispatch.py", "dispatch", 300),
+    Step("fusions", "bench_fusions.py", "fusions", 280, devices=("cuda",)),
     Step("cli-start", "bench_cli_start.py", "cli-start", 200),
     Step("store", "bench_store.py", "store", 400),
     # It reads no device, and shows its tables once.

@@ -1,4 +1,4 @@
-"""Write the tables of README.md from benchmarks/results/*.json.
+"""Write the tables of README.md and docs/*.md from benchmarks/results/*.json.
 
 python benchmarks/tables.py            write them
 python benchmarks/tables.py --check    exit 1 if they are not up to date
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from results import FOLDER, Result
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"(<!-- bench:([\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
@@ -25,14 +25,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    old = README.read_text()
-    new = with_tables(old, FOLDER)
-    if check and old != new:
-        print("README.md: benchmark tables are not up to date; run benchmarks/tables.py", file=sys.stderr)
-        return 1
-    if old != new:
-        README.write_text(new)
-    return 0
+    stale = 0
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        old = path.read_text()
+        new = with_tables(old, FOLDER)
+        if old == new:
+            continue
+        if check:
+            name = path.relative_to(ROOT)
+            print(f"{name}: benchmark tables are not up to date; run benchmarks/tables.py", file=sys.stderr)
+            stale = 1
+        else:
+            path.write_text(new)
+    return stale
 
 
 def with_tables(text: str, folder: Path) -> str:

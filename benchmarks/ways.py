@@ -47,7 +47,7 @@ class Subject:
 
     def make(self, tokens: int) -> tuple[torch.Tensor, ...]:
         """Return new inputs for this many tokens."""
-        from pwcc.compile.inputs import make_inputs
+        from pwcc.compile.input_values import make_inputs
 
         return make_inputs(self.specs, tokens, device=self.device)
 
@@ -336,7 +336,7 @@ def aot_build(job: dict[str, Any]) -> dict[str, object]:
         args=None,
         splitting_ops=("pwcc::attention",),
         autotune=False,
-        cpu_isa="native",
+        cpu_baseline="native",
         profile=None,
         build_observed=False,
     )
@@ -380,7 +380,8 @@ def aot_load(job: dict[str, Any]) -> dict[str, object]:
 
     from pwcc.compile.compiled_model import constant, resolve_target
     from pwcc.compile.load import compile_stitch
-    from pwcc.compile.runtime.calling import Binder, CallingConvention
+    from pwcc.compile.runtime.binding import Binder
+    from pwcc.compile.runtime.calling import CallingConvention
     from pwcc.compile.runtime.held import bind_weights, named_tensors
 
     imported = subject.elapsed()

@@ -10,7 +10,7 @@ import base64
 import binascii
 import difflib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -107,6 +107,9 @@ def diff_size(before: Lines, after: Lines) -> tuple[int, int]:
     return added, removed
 
 
+_TENSOR = "tensor "
+
+
 def tree_changes(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[tuple[str, Json, Json]]:
     """Return ``(path, recorded, now)`` of every row of two model trees that differs; None is no such row."""
     found: list[tuple[str, Json, Json]] = []
@@ -120,6 +123,26 @@ def tree_changes(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[
         ]
         if old == new and list(old) != list(new):
             found.append((f"order of {kind}", list(old), list(new)))
+    return found
+
+
+def moved_rows(changes: Sequence[tuple[str, Json, Json]]) -> dict[str, str]:
+    """Return, of tensors that are gone, where a wrapper such as an adapter has put them.
+
+    ``changes`` are those of :func:`tree_changes`. A tensor ``a.weight`` moved to ``a.base_layer.weight`` if
+    there was none of that name, and it is of the same kind, dtype and shape.
+    """
+    added = {path.removeprefix(_TENSOR): row for path, before, row in changes if before is None}
+    found: dict[str, str] = {}
+    for path, before, after in changes:
+        owner, _, leaf = path.removeprefix(_TENSOR).rpartition(".")
+        if after is not None or not path.startswith(_TENSOR) or not isinstance(before, list):
+            continue
+        inside = f"{owner}." if owner else ""
+        for name, row in added.items():
+            same = isinstance(row, list) and row[:3] == before[:3]
+            if same and name.startswith(inside) and name.endswith(f".{leaf}"):
+                found.setdefault(path, name)
     return found
 
 

@@ -159,6 +159,7 @@ EXCLUDED: Final = (
     Pattern("KMP_HW_SUBSET", _PLACEMENT),
     Pattern("KMP_BLOCKTIME", _PLACEMENT),
     Pattern("KMP_STACKSIZE", _PLACEMENT),
+    Pattern("PWCC_LOG", _LOGGING),
     Pattern("*_LOGS", _LOGGING),
     Pattern("*_LOGS_*", _LOGGING),
     Pattern("*_LOG_*", _LOGGING),

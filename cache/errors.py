@@ -4,6 +4,7 @@
 
     PwccError                      exit 1
     ├── UsageError                 exit 2   a wrong argument, unknown model, bad size
+    │   └── CacheDisabled                   PWCC_DISABLE is on, and this needs a cache
     ├── CacheMiss                  exit 3   no entry may serve this model here; carries every candidate's reason
     │   └── HostMismatch           exit 4   an entry matches, but this host lacks something it requires
     ├── StoreError                 exit 1   the directory or a file in it is not what it must be
@@ -31,7 +32,8 @@
     └── CallError                  exit 1   a call the artifact must not answer
         ├── SizeError                       a size outside the compiled range
         ├── GuardViolation                  a recorded shape predicate fails for these sizes
-        └── ArgumentError                   arity, None-ness, dtype, device, layout or scalar differs
+        └── ArgumentError                   None-ness, dtype, device, layout, structure or scalar differs
+            └── WrongCall                   arity or names: Python refuses the call, too (also a TypeError)
 """
 
 from __future__ import annotations
@@ -72,6 +74,10 @@ class UsageError(PwccError):
     """A wrong argument, unknown model or impossible size."""
 
     exit_code = 2
+
+
+class CacheDisabled(UsageError):
+    """``PWCC_DISABLE`` turned the cache off, and what was asked for needs one."""
 
 
 class CacheMiss(PwccError):
@@ -167,7 +173,9 @@ class SpecializationError(PwccError):
 
 
 class UnsealableError(PwccError):
-    """The compiled piece holds a construct that cannot be sealed."""
+    """The compiled piece holds a construct that cannot be sealed; ``graph`` is the traced graph's text."""
+
+    graph: str | None = None
 
 
 class PieceCompileError(PwccError):
@@ -207,4 +215,8 @@ class GuardViolation(CallError):
 
 
 class ArgumentError(CallError):
-    """Arity, None-ness, dtype, device, layout or a scalar differs from what was compiled."""
+    """None-ness, dtype, device, layout, structure or a scalar differs from what was compiled."""
+
+
+class WrongCall(ArgumentError, TypeError):
+    """Arguments missing, unknown, given twice or too many: what ``forward`` itself refuses by TypeError."""

@@ -148,4 +148,6 @@ def describe(manifest: Manifest) -> str:
         f"sizes {','.join(map(str, manifest.sizes)) or 'none'}",
         f"up to {manifest.max_tokens} tokens",
     ]
+    if len(manifest.ranges) > 1 or any(high < manifest.max_tokens for _, high in manifest.ranges):
+        parts.append("ranges " + ",".join(f"{low}-{high}" for low, high in manifest.ranges))
     return printable(", ".join(parts + ([f"profile {manifest.profile}"] if manifest.profile else [])))

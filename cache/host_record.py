@@ -109,6 +109,8 @@ class HostRecord:
             environment=fields.mapping("environment", as_str, max_items=10_000),
             site=fields.item("site_environment", SiteEnvironment.parse),
         )
+        if isinstance(value, dict) and "switches" in value:  # shown by `pwcc env`, no facts of a host
+            fields.mapping("switches", as_json, max_items=100)
         unknown = sorted(set(found.facts) - set(KINDS))
         if unknown:
             fields.fail("facts", "facts that this pwcc knows", unknown)

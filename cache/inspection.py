@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pwcc.cache import about, atomic, signing, strict
+from pwcc.cache import about, atomic, costs, signing, strict, tuning
 from pwcc.cache.entries import EntryRef, check_keys
 from pwcc.cache.errors import StoreError
 from pwcc.cache.factors import FactorTree
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.manifest import Manifest
+from pwcc.cache.operators import DecodeAttention
 from pwcc.cache.program import Program, Variant
 from pwcc.cache.signing_keys import KeyId
+from pwcc.cache.steps import steps_of
 from pwcc.cache.store import Store
 from pwcc.cache.strict import Json
 
@@ -133,8 +135,11 @@ def detail(store: Store, ref: EntryRef, *, trusted: Mapping[KeyId, str] | None =
 
     The manifest's fields, plus ``factors`` (groups and their digests), ``predicates`` and ``numerics``
     read from their blobs, and per program ``unique[].records``: per variant the piece record with its
-    kernels. A blob that cannot be read is replaced by ``{"problem": ...}``. ``signatures`` says of each
-    signature file whether it is valid, and what its key is called among the ``trusted`` ones.
+    kernels, and ``steps``, the calls in order; ``decode_attention`` with the same of each kernel; ``tuning``
+    what was timed and ``costs`` the seconds of the
+    compile, None where they were not kept or did not travel. A blob that cannot be read is replaced by
+    ``{"problem": ...}``. ``signatures`` says of each signature file whether it is valid, and what its key is
+    called among the ``trusted`` ones.
 
     Raises:
         CorruptEntry, NewerFormat: the manifest itself cannot be read.
@@ -150,6 +155,7 @@ def detail(store: Store, ref: EntryRef, *, trusted: Mapping[KeyId, str] | None =
         "torch": manifest.torch,
         "tokens": [manifest.min_tokens, manifest.max_tokens],
         "sizes": list(manifest.sizes),
+        "ranges": [list(span) for span in manifest.ranges],
         "profile": manifest.profile,
         "tag": manifest.tag,
         "tuned": manifest.tuned,
@@ -162,7 +168,10 @@ def detail(store: Store, ref: EntryRef, *, trusted: Mapping[KeyId, str] | None =
         "factors": _factors(store, manifest),
         "predicates": _json_blob(store, manifest.predicates),
         "numerics": None if manifest.numerics is None else _json_blob(store, manifest.numerics),
+        "tuning": _tuning(store, ref),
+        "costs": _costs(store, ref),
         "programs": [_program(store, program) for program in manifest.programs],
+        "decode_attention": [_attention(store, kernel) for kernel in manifest.decode_attention],
         "blobs": {str(digest): size for digest, size in manifest.blobs.items()},
         "bytes": sum(manifest.blobs.values()),
         "missing_blobs": [str(d) for d, size in manifest.blobs.items() if not store.has_blob(d, size=size)],
@@ -183,6 +192,30 @@ def _factors(store: Store, manifest: Manifest) -> Json:
     return {"groups": tree.to_json(), "digests": digests}
 
 
+def _tuning(store: Store, ref: EntryRef) -> Json:
+    try:
+        found = tuning.read(store, ref.entry_key)
+    except StoreError as error:
+        return {"problem": error.message}
+    return None if found is None else dict(found.to_json())
+
+
+def _costs(store: Store, ref: EntryRef) -> Json:
+    try:
+        found = costs.read(store, ref.entry_key)
+    except StoreError as error:
+        return {"problem": error.message}
+    return None if found is None else found.to_json()
+
+
+def _steps(store: Store, program: Program) -> list[Json]:
+    try:
+        found = steps_of(store.read_blob(program.stitch, max_bytes=MAX_JSON_BLOB), where=program.stitch)
+    except StoreError as error:
+        return [{"problem": error.message}]
+    return [{"name": step.name, "piece": step.piece} for step in found]
+
+
 def _program(store: Store, program: Program) -> Json:
     unique: list[Json] = []
     for index, piece in enumerate(program.unique):
@@ -193,6 +226,7 @@ def _program(store: Store, program: Program) -> Json:
         "splits": program.splits,
         "pieces": list(program.pieces),
         "stitch": program.stitch,
+        "steps": _steps(store, program),
         "calling": _json_blob(store, program.calling),
         "shape_predicates": list(program.shape_predicates),
         "variants": [_variant(variant) for variant in program.variants],
@@ -209,6 +243,12 @@ def _record(store: Store, variant: Variant, index: int) -> Json:
     record = _json_blob(store, digest)
     kernels: list[Json] = [dict(kernel) for kernel in _kernels(record)]
     return {"variant": _variant(variant), "blob": digest, "kernels": kernels, "record": record}
+
+
+def _attention(store: Store, kernel: DecodeAttention) -> Json:
+    record = _json_blob(store, kernel.piece)
+    kernels: list[Json] = [dict(item) for item in _kernels(record)]
+    return {**kernel.to_json(), "blob": kernel.piece, "kernels": kernels, "record": record}
 
 
 def _kernels(record: Json) -> Iterator[dict[str, Json]]:

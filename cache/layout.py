@@ -15,7 +15,7 @@ from pwcc.cache.failpoints import failpoint
 VERSION: Final = "v1"
 FOLDERS: Final = ("entries", "pieces", "blobs/sha256", "plans", "locks", "tmp", "quarantine")
 # Every folder at a fixed place below the root, outermost first.
-FIXED: Final = ("", "blobs", *FOLDERS, "pins", "used")
+FIXED: Final = ("", "blobs", *FOLDERS, "pins", "costs", "tuning", "used")
 TAG_NAME: Final = "CACHEDIR.TAG"
 # The first line is fixed by https://bford.info/cachedir/: backup tools skip the directory.
 TAG: Final = (
@@ -32,6 +32,7 @@ trust everybody who could write to it, as you would trust an executable.
   v1/blobs/sha256/                                    kernels, programs and records, named by SHA-256
   v1/pieces/                                          pieces that a later compile may use again
   v1/pins/ v1/used/                                   what `pwcc gc` must keep, and when it was last used
+  v1/costs/ v1/tuning/                                what an entry took to make, and what its tuning measured
   v1/plans/ v1/locks/ v1/tmp/ v1/quarantine/          working files
 
 It may be copied anywhere as a whole (`cp -r`), read from a read-only mount, and deleted at any time

@@ -228,6 +228,17 @@ class Manifest:
             "details": self.details,
         }
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Inclusive token ranges of the dynamic variants, ascending, each once."""
+        dynamic = (v for program in self.programs for v in program.variants if v.size is None)
+        return tuple(sorted({(v.low, v.high) for v in dynamic}))
+
+    def serves(self, size: int) -> bool:
+        """Tell whether a variant answers a token count: ranges may leave some out."""
+        variants = (v for program in self.programs for v in program.variants)
+        return any(v.low <= size <= v.high if v.size is None else v.size == size for v in variants)
+
     def piece_records(self) -> tuple[BlobDigest, ...]:
         """Return every sealed piece that the entry runs, each once: of programs, then of decode attention."""
         programs = (piece for program in self.programs for v in program.variants for piece in v.pieces)

@@ -16,14 +16,14 @@ import os
 import shutil
 from pathlib import Path
 
-from pwcc.cache import activity, atomic, last_use, layout, owners, pins
+from pwcc.cache import activity, atomic, costs, last_use, layout, owners, pins, tuning
 from pwcc.cache.store import EntryRef, Store
 
 READ = "a reader holds it"
 
 
 def remove_entry(store: Store, ref: EntryRef, *, force: bool = False) -> str | None:
-    """Remove an entry, its plans, pin and stamp; return why it stays, or None when it is gone.
+    """Remove an entry and what lies beside it; return why it stays, or None when it is gone.
 
     It stays while a reader holds it, except with ``force``. One that another process removed is gone too.
 
@@ -37,6 +37,8 @@ def remove_entry(store: Store, ref: EntryRef, *, force: bool = False) -> str | N
             return None
     _delete(aside)
     _delete(store.plans / ref.entry_key)
+    tuning.FILES.forget(store, ref.entry_key)
+    costs.FILES.forget(store, ref.entry_key)
     last_use.forget(store, ref.entry_key)
     pins.unpin(store, ref.entry_key)
     with contextlib.suppress(OSError):  # others of the same lookup key, or one that is just published

@@ -12,6 +12,7 @@ from typing import Final
 from pwcc.cache import strict
 from pwcc.cache.errors import CorruptEntry
 from pwcc.cache.ids import BlobDigest
+from pwcc.cache.passes import MAX_PASSES, PassCount
 from pwcc.cache.requirements import Requirement
 from pwcc.cache.sealed_kernels import CppKernel, Kernel, TritonKernel, as_identifier, parse_kernel
 from pwcc.cache.strict import Fields, Json
@@ -100,7 +101,8 @@ class SealedPiece:
     their address is no multiple of 16 bytes (and written back when they are also mutated), on every
     call; ``aligned`` are inputs assumed aligned without a check, so whoever binds them must check once.
     ``externs`` and ``fallbacks`` name the torch functions and operators that the program calls;
-    ``ops`` are the operators of the graph that it was compiled from. ``code`` is the same program as
+    ``ops`` are the operators of the graph that it was compiled from; ``passes`` are the graph passes that
+    it went through, in order, with their matches. ``code`` is the same program as
     Python's own byte code, for interpreters of one magic number; others compile the text.
     """
 
@@ -119,6 +121,7 @@ class SealedPiece:
     constants: BlobDigest | None
     tuned: bool
     requirements: tuple[Requirement, ...]
+    passes: tuple[PassCount, ...] = ()
 
     @property
     def blobs(self) -> tuple[BlobDigest, ...]:
@@ -153,6 +156,7 @@ class SealedPiece:
             "ops": list(self.ops),
             "constants": self.constants,
             "tuned": self.tuned,
+            "passes": [count.to_json() for count in self.passes],
             "requirements": [requirement.to_json() for requirement in self.requirements],
         }
 
@@ -195,6 +199,7 @@ class SealedPiece:
             ops=fields.list_("ops", strict.as_text),
             constants=fields.opt_digest("constants"),
             tuned=fields.bool_("tuned"),
+            passes=fields.list_("passes", PassCount.parse, max_items=MAX_PASSES),
             requirements=fields.list_("requirements", Requirement.parse, max_items=1000),
         )
         fields.done()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pwcc.cache import about, activity, atomic, folders, last_use, layout, pins, strict
+from pwcc.cache import about, activity, atomic, costs, folders, last_use, layout, pins, strict, tuning
 from pwcc.cache.entries import check_keys
 from pwcc.cache.errors import CorruptEntry, StoreError
 from pwcc.cache.ids import DIGEST_PATTERN, KEY_PATTERN, BlobDigest
@@ -142,6 +142,9 @@ def _own_files(store: Store, ref: EntryRef) -> tuple[float, int]:
             written = path.lstat().st_mtime
     for folder in (ref.path, store.plans / ref.entry_key):
         total += sum(file.bytes for file in _tree(folder))
+    for beside in (tuning.FILES.path_of(store, ref.entry_key), costs.FILES.path_of(store, ref.entry_key)):
+        with contextlib.suppress(OSError):
+            total += beside.lstat().st_size
     return written, total
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pwcc.cache.errors import ArgumentError, MovedInputError, UsageError
 from pwcc.compile.compiled_model import LoadedProgram
-from pwcc.compile.runtime.calling import Parameter
+from pwcc.compile.runtime.calling import TOKENS, Parameter
 
 Input = Literal["copy"] | Tensor
 Copies = list[tuple[Tensor, Tensor]]
@@ -130,17 +130,32 @@ def grouped_copies(copies: Copies) -> None:
 def _tensor_parameters(programs: Sequence[LoadedProgram]) -> dict[str, Parameter]:
     for program in programs:
         symbols = program.calling.symbols
-        if len(symbols) > 1:
+        if any(symbol.name != TOKENS for symbol in symbols):
             names = ", ".join(symbol.name for symbol in symbols)
             raise UsageError(
-                f"graphs are found by one token count, and the entry has {len(symbols)} sizes ({names})",
+                f"graphs are found by one token count, and the entry has other sizes, too ({names})",
                 hint="declare the inputs so that all dynamic dimensions are the token count",
             )
+    _require_flat(programs[0])
     widest = max(programs, key=lambda program: (bool(program.calling.symbols), program.high))
     found = {p.name: p for p in widest.calling.parameters if p.kind == "tensor"}
     if not found:
         raise UsageError("graphs need an argument that is a tensor, and the model has none")
     return found
+
+
+def _require_flat(program: LoadedProgram) -> None:
+    """Refuse arguments that graphs cannot be given by name: nested ones, and constants without a default."""
+    tensors = {index for index, leaf in enumerate(program.calling.parameters) if leaf.kind == "tensor"}
+    for argument in program.calling.signature():
+        leaf = argument.form.get("leaf") if isinstance(argument.form, dict) else None
+        named = leaf in tensors and argument.kind != "positional"
+        if not named and argument.default != "compiled":
+            raise UsageError(
+                f"graphs take tensors by name, and argument {argument.name!r} is positional-only, nested or a "
+                "constant that is not its default",
+                hint="use mode NONE, or wrap the model so that its forward takes tensors",
+            )
 
 
 def _known(given: Mapping[str, object], parameters: Mapping[str, Parameter], what: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from pwcc.cache.errors import CaptureLockedError
+from pwcc.cache.telemetry import finished, span
 from pwcc.capture.backend import GraphBackend
 from pwcc.capture.collector import collector_frozen
 from pwcc.capture.dispatch import Dispatch, Dispatcher
@@ -89,7 +90,7 @@ class PlanCapture:
             self._thread.start()
             return report
         try:
-            with collector_frozen():
+            with collector_frozen(), span("capture", graphs=len(now), backend=self._backend.name):
                 started, before = time.perf_counter(), self._backend.memory_used()
                 self._observe(self.plan)
                 for key in now:
@@ -118,6 +119,7 @@ class PlanCapture:
         with self._lock:
             if self.report is report:
                 self._finish(report, started, before)
+                finished("capture", report.seconds, graphs=len(keys), backend=self._backend.name)
 
     def _finish(self, report: CaptureReport, started: float, before: int) -> None:
         report.seconds = time.perf_counter() - started

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from pwcc.cache.errors import UsageError
@@ -12,6 +12,7 @@ from pwcc.capture.plan import CapturePlan, Instantiate, OnFailure
 from pwcc.capture.size_list import default_sizes, usable_sizes
 
 if TYPE_CHECKING:
+    from pwcc.cache.manifest import Manifest
     from pwcc.compile.compiled_model import CompiledModel
 
 
@@ -73,9 +74,11 @@ def plan_for(
         if sizes is None:
             listed = default_sizes(max_num_seqs=max_num_seqs, max_tokens=limit)
             sizes = {*listed, *(size for size in static if size <= listed[-1])}
-        chosen = usable_sizes(sizes, max_tokens=limit, multiple=pad_multiple)
-        if chosen[0] < manifest.min_tokens:
-            raise UsageError(f"expected sizes of at least {manifest.min_tokens} tokens, got {chosen[0]}")
+            usable = usable_sizes(sizes, max_tokens=limit, multiple=pad_multiple)
+            chosen = tuple(size for size in usable if manifest.serves(size))
+        else:
+            chosen = usable_sizes(sizes, max_tokens=limit, multiple=pad_multiple)
+        require_served(manifest, chosen)
         reachable = [size for size in static if not size % pad_multiple]
         check_fixed_points(reachable, PaddingTable(chosen))
     unknown = sorted(set(lazy_sizes) - set(chosen)) if resolved is not CaptureMode.NONE else []
@@ -98,3 +101,20 @@ def plan_for(
         on_failure=on_failure,
         notes=notes,
     )
+
+
+def require_served(manifest: Manifest, sizes: Sequence[int]) -> None:
+    """Refuse sizes to capture that no variant of the entry answers, which ``--ranges`` with gaps leave.
+
+    Raises:
+        UsageError: the first of them, or that there is none to capture.
+    """
+    ranges = ", ".join(f"{low}-{high}" for low, high in manifest.ranges) or "none"
+    static = ", ".join(map(str, manifest.sizes)) or "none"
+    lost = next((size for size in sizes if not manifest.serves(size)), None)
+    if lost is not None or not sizes:
+        raise UsageError(
+            f"expected sizes that the entry serves (ranges {ranges}; static sizes {static}), "
+            + ("got none to capture" if lost is None else f"got {lost}"),
+            hint="capture sizes within them, or compile with --ranges that hold this one",
+        )

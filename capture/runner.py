@@ -296,7 +296,7 @@ class GraphRunner:
         program, tensors, sizes = self._compiled.bind(inputs, {})
         if self._compiled.bindings != self._bound:
             self._follow_binding()
-        count = sizes[0] if sizes else program.low
+        count = program.tokens(sizes)
         decode, full = False, True
         if metadata is not None:
             self._batch.require(metadata, count)
@@ -321,7 +321,7 @@ class GraphRunner:
             outputs = self._capture.table()
         padded = self._compiled.program_at(chosen.batch.num_tokens)
         kept = self._slices[id(padded)].cut(outputs, count=count, keep=self._outputs)
-        return padded.output(kept, tensors, padded.weights)
+        return padded.output(kept, tensors, padded.weights, sizes)
 
     def _dynamic(
         self, inputs: Sequence[object], metadata: AttentionMetadata | None, batch: BatchDescriptor

@@ -22,6 +22,7 @@ from pwcc.cli.invocation import DebugOption, Invocation
 from pwcc.cli.key import key
 from pwcc.cli.load import load
 from pwcc.cli.pin import pin
+from pwcc.cli.report import report
 from pwcc.cli.rm import rm
 from pwcc.cli.sign import sign
 from pwcc.cli.trust import trust
@@ -56,6 +57,7 @@ app.command()(capture)
 app.command()(explain)
 app.command()(key)
 app.command()(inspect)
+app.command()(report)
 app.command()(diff)
 app.command()(env)
 app.command()(verify)

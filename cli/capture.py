@@ -171,11 +171,12 @@ def _cache(
         CaptureMemoryError: there is no room for it.
     """
     from pwcc.capture.checks import memory_for
-    from pwcc.compile.inputs import make_inputs
+    from pwcc.compile.input_values import make_call
     from pwcc.compile.ops.kv_layout import observe_kv_layout
 
-    tokens = make_inputs(ready.specs, max(1, compiled.manifest.min_tokens), device=ready.device)
-    layout = observe_kv_layout(lambda: compiled(*tokens))
+    count = max(1, compiled.manifest.min_tokens)
+    call = make_call(ready.built.module, ready.specs, count, device=ready.device)
+    layout = observe_kv_layout(lambda: compiled(*call.args, **call.kwargs))
     if layout is None:
         return None
     total = num_blocks * layout.block_bytes(block_size)

@@ -20,7 +20,10 @@ from pwcc.cli.model_options import (
     TagOption,
     build_model,
 )
+from pwcc.cli.pass_options import CustomOpsOption, PassesOption
 from pwcc.cli.policy_options import PolicyOptions, site_policy
+from pwcc.cli.ranges import AllowGapsOption
+from pwcc.cli.request_options import CpuBaseline
 from pwcc.cli.spread import spread
 from pwcc.cli.store_options import LayerOption
 
@@ -33,7 +36,15 @@ def compile_(
         str,
         typer.Option(metavar="1,2,4,8", help="Token counts that get their own static variant; 1-4 is a range."),
     ] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Largest token count of the dynamic variant.")] = 8192,
+    ranges: Annotated[
+        str,
+        typer.Option(
+            metavar="1-64,65-512",
+            help="Token ranges that get a dynamic variant each. Default: one for 1 to --max-tokens.",
+        ),
+    ] = "",
+    allow_gaps: AllowGapsOption = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Largest token count of the dynamic variants.")] = 8192,
     cache_dir: Annotated[
         Path | None,
         typer.Option(envvar="PWCC_CACHE_DIR", metavar="DIR", help="Cache to write. Default: the user's."),
@@ -49,14 +60,24 @@ def compile_(
     dtype: DtypeOption = None,
     splitting_ops: Annotated[
         str, typer.Option(metavar="A::B,C::D", help="Operators to cut the graph at; '' to leave it whole.")
-    ] = "pwcc::attention",
+    ] = "pwcc::attention,pwcc::opaque",
     autotune: Annotated[
         bool, typer.Option("--autotune", help="Tune the static variants exhaustively; takes much longer.")
     ] = False,
-    cpu_isa: Annotated[
-        Literal["avx2", "avx512", "native"],
-        typer.Option(help="CPU to compile for: native is this one; avx2 is portable (any x86-64-v3 host)."),
+    autotune_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[DIR/]KEY", help="Take the winners of this entry's tuning; time nothing that it decides."
+        ),
+    ] = None,
+    cpu_baseline: Annotated[
+        CpuBaseline,
+        typer.Option(
+            help="CPU to compile for: native is this one; x86-64-v3 is AVX2, v4 AVX-512, v2 neither.",
+        ),
     ] = "native",
+    passes: PassesOption = "default",
+    custom_ops: CustomOpsOption = "none",
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Worker processes. Default: by cores and memory.")
     ] = None,
@@ -100,16 +121,23 @@ def compile_(
     """Compile a model into a cache directory.
 
     One trace; the graph is cut at attention; each distinct piece is compiled once per variant, checked
-    against eager and published. A second identical run is a hit. Prints what was done on stdout,
+    against eager and published. A second identical run is a hit. PWCC_RECACHE=1 compiles anew all the same,
+    PWCC_FROZEN=1 is --frozen, PWCC_DISABLE=1 refuses to use a cache. Prints what was done on stdout,
     progress on stderr.
     """
+    from pwcc.cache.switches import Switches
     from pwcc.capture.sizes import parse_sizes
     from pwcc.cli.failures import unwinding
     from pwcc.cli.progress import progress
+    from pwcc.cli.ranges import parse_ranges
     from pwcc.cli.splitting import parse_splitting_ops
 
+    switches = Switches.read(frozen=frozen)
+    if not dry_run:
+        switches.require_cache("pwcc compile")
     policy = site_policy(environment)
     chosen = parse_sizes(sizes, max_tokens=max_tokens)
+    spans = parse_ranges(ranges)
     cuts = parse_splitting_ops(splitting_ops)
     ready = build_model(
         model,
@@ -131,13 +159,17 @@ def compile_(
                 ready.built.module,
                 specs=ready.specs,
                 sizes=chosen,
+                ranges=spans,
+                allow_gaps=allow_gaps,
+                passes=passes,
+                custom_ops=custom_ops,
                 max_tokens=max_tokens,
                 device=ready.device,
                 identity=ready.built.identity,
                 args=ready.built.args,
                 splitting_ops=cuts,
-                autotune=autotune,
-                cpu_isa=cpu_isa,
+                autotune=autotune or autotune_from is not None,
+                cpu_baseline=cpu_baseline,
                 profile=profile,
                 dump=dump,
                 on_progress=on_progress,
@@ -155,13 +187,18 @@ def compile_(
             cache_dir=cache_dir or default_root(),
             specs=ready.specs,
             sizes=chosen,
+            ranges=spans,
+            allow_gaps=allow_gaps,
+            autotune_from=autotune_from,
+            passes=passes,
+            custom_ops=custom_ops,
             max_tokens=max_tokens,
             device=ready.device,
             identity=ready.built.identity,
             args=ready.built.args,
             splitting_ops=cuts,
             autotune=autotune,
-            cpu_isa=cpu_isa,
+            cpu_baseline=cpu_baseline,
             jobs=jobs,
             profile=profile,
             frozen=frozen,

@@ -7,17 +7,21 @@ from textwrap import wrap
 
 from pwcc.cache.strict import Json
 from pwcc.cli import units
+from pwcc.cli.json_view import array, number, obj, scalar, variant_text
 from pwcc.cli.report_view import ops_text, wrapped
 from pwcc.cli.table import Column, facts, table
+from pwcc.cli.tuning_view import tuning_lines
 
 
 def entry_lines(detail: Mapping[str, Json], *, width: int) -> list[str]:
     """Return every section of ``cache.inspection.detail``'s answer as lines of at most ``width``."""
-    lines = facts(_head(detail), indent="")
+    lines = facts(head(detail), indent="")
     for name in (
         "signatures",
         "requirements",
         "programs",
+        "decode_attention",
+        "tuning",
         "sources",
         "observed",
         "factors",
@@ -25,27 +29,29 @@ def entry_lines(detail: Mapping[str, Json], *, width: int) -> list[str]:
         "numerics",
     ):
         lines += ["", *_section(name, detail.get(name), width)]
+    return [*lines, *missing_lines(detail, width)]
+
+
+def missing_lines(detail: Mapping[str, Json], width: int) -> list[str]:
+    """Return the warning about blobs that are not there, or nothing."""
     missing = detail.get("missing_blobs")
-    if missing:
-        lines += [
-            "",
-            "MISSING BLOBS (this entry cannot be loaded)",
-            *outline(missing, width=width, indent="  "),
-        ]
-    return lines
+    if not missing:
+        return []
+    return ["", "MISSING BLOBS (this entry cannot be loaded)", *outline(missing, width=width, indent="  ")]
 
 
-def _head(detail: Mapping[str, Json]) -> list[tuple[str, str]]:
-    model, device = _object(detail.get("model")), _object(detail.get("device"))
-    low, high = [*_list(detail.get("tokens")), None, None][:2]
-    args = " ".join(f"{key}={scalar(value)}" for key, value in _object(model.get("args")).items())
+def head(detail: Mapping[str, Json]) -> list[tuple[str, str]]:
+    """Return what an entry is: names and values."""
+    model, device = obj(detail.get("model")), obj(detail.get("device"))
+    low, high = [*array(detail.get("tokens")), None, None][:2]
+    args = " ".join(f"{key}={scalar(value)}" for key, value in obj(model.get("args")).items())
     return [
         ("entry", scalar(detail.get("entry_key"))),
         ("lookup", scalar(detail.get("lookup_key"))),
         ("model", f"{scalar(model.get('identity'))} {args}".rstrip()),
         (
             "parameters",
-            f"{_number(model.get('parameters')):,} ({units.bytes_(_number(model.get('parameter_bytes')))})",
+            f"{number(model.get('parameters')):,} ({units.bytes_(number(model.get('parameter_bytes')))})",
         ),
         ("dtype", scalar(model.get("dtype"))),
         (
@@ -54,39 +60,52 @@ def _head(detail: Mapping[str, Json]) -> list[tuple[str, str]]:
         ),
         ("torch", scalar(detail.get("torch"))),
         ("tokens", f"{scalar(low)} to {scalar(high)}"),
-        ("sizes", units.sizes(tuple(size for size in _list(detail.get("sizes")) if isinstance(size, int)))),
+        ("ranges", _spans(detail.get("ranges"))),
+        ("sizes", units.sizes(tuple(size for size in array(detail.get("sizes")) if isinstance(size, int)))),
         ("profile", scalar(detail.get("profile"))),
         ("tag", scalar(detail.get("tag"))),
         ("tuned", scalar(detail.get("tuned"))),
         ("build observed", scalar(detail.get("build_observed"))),
-        ("bytes", f"{units.bytes_(_number(detail.get('bytes')))} in {len(_object(detail.get('blobs')))} blobs"),
+        ("bytes", f"{units.bytes_(number(detail.get('bytes')))} in {len(obj(detail.get('blobs')))} blobs"),
         ("pwcc", f"{scalar(detail.get('pwcc_version'))}, manifest schema {scalar(detail.get('schema'))}"),
     ]
 
 
+def _spans(ranges: Json) -> str:
+    return ", ".join("-".join(scalar(end) for end in array(span)) for span in array(ranges)) or "none"
+
+
 def _section(name: str, value: Json, width: int) -> list[str]:
     if name == "requirements":
-        rows = [_object(item) for item in _list(value)]
+        rows = [obj(item) for item in array(value)]
         return [name, *outline({scalar(r.get("kind")): r.get("value") for r in rows}, width=width, indent="  ")]
     if name == "signatures":
-        found = [_signature(_object(item)) for item in _list(value)]
-        return [name, *(line for text in found or ["none"] for line in wrapped(text, width=width, indent="  "))]
+        return signature_lines({name: value}, width)
+    if name == "decode_attention":
+        return _attention([obj(item) for item in array(value)], width)
     if name == "programs":
-        return [
-            line for number, item in enumerate(_list(value)) for line in _program(number, _object(item), width)
-        ]
+        return [line for number, item in enumerate(array(value)) for line in _program(number, obj(item), width)]
+    if name == "tuning":
+        return tuning_lines(obj(value), width=width)
     if name == "sources":
-        return _sources([_object(item) for item in _list(value)], width)
+        return _sources([obj(item) for item in array(value)], width)
     if name == "observed":
-        return _observed([_object(item) for item in _list(value)], width)
+        return _observed([obj(item) for item in array(value)], width)
     if name == "factors":
-        return _factors(_object(value), width)
-    if name == "numerics" and (measured := _numerics_rows(_object(value))):
+        return _factors(obj(value), width)
+    if name == "numerics" and (measured := _numerics_rows(obj(value))):
         return [
             "numerics: relative error against float32 eager",
             *table(_NUMERICS, measured, width=width, indent="  "),
         ]
     return [name, *outline(value, width=width, indent="  ")]
+
+
+def signature_lines(detail: Mapping[str, Json], width: int) -> list[str]:
+    """Return one line per signature: whether it is valid, by which key, and what is known of that."""
+    found = [_signature(obj(item)) for item in array(detail.get("signatures"))]
+    texts = (line for text in found or ["none"] for line in wrapped(text, width=width, indent="  "))
+    return ["signatures", *texts]
 
 
 def _signature(state: Mapping[str, Json]) -> str:
@@ -98,13 +117,13 @@ def _signature(state: Mapping[str, Json]) -> str:
 
 
 def _program(number: int, program: Mapping[str, Json], width: int) -> list[str]:
-    tokens = " to ".join(scalar(item) for item in _list(program.get("tokens")))
-    unique = [_object(item) for item in _list(program.get("unique"))]
+    tokens = " to ".join(scalar(item) for item in array(program.get("tokens")))
+    unique = [obj(item) for item in array(program.get("unique"))]
     lines = [
-        f"program {number}: {tokens} tokens, {len(_list(program.get('pieces')))} pieces, "
+        f"program {number}: {tokens} tokens, {len(array(program.get('pieces')))} pieces, "
         f"{scalar(program.get('splits'))} splits"
     ]
-    variants = ", ".join(_variant(item) for item in _list(program.get("variants")))
+    variants = ", ".join(variant_text(item) for item in array(program.get("variants")))
     lines += wrapped(f"variants: {variants}", width=width, indent="  ")
     columns = (
         Column("PIECE", elastic=True),
@@ -117,38 +136,44 @@ def _program(number: int, program: Mapping[str, Json], width: int) -> list[str]:
             scalar(p.get("name")),
             scalar(p.get("digest"))[:12],
             scalar(p.get("positions")),
-            str(len(_list(p.get("ops")))),
+            str(len(array(p.get("ops")))),
         )
         for p in unique
     ]
     lines += table(columns, rows, width=width, indent="  ")
     for piece in unique:
         lines += ["", f"  {scalar(piece.get('name'))}"]
-        lines += wrapped(ops_text(scalar(op) for op in _list(piece.get("ops"))), width=width, indent="    ")
-        for record in _list(piece.get("records")):
-            lines += _record(_object(record), width)
+        lines += wrapped(ops_text(scalar(op) for op in array(piece.get("ops"))), width=width, indent="    ")
+        for record in array(piece.get("records")):
+            lines += _record(obj(record), width)
     return lines
 
 
 def _record(record: Mapping[str, Json], width: int) -> list[str]:
-    sealed = _object(record.get("record"))
+    sealed = obj(record.get("record"))
     parts = [
-        f"{scalar(k.get('name'))} ({scalar(k.get('kind'))})" for k in map(_object, _list(record.get("kernels")))
+        f"{scalar(k.get('name'))} ({scalar(k.get('kind'))})" for k in map(obj, array(record.get("kernels")))
     ]
-    handles = [*_list(sealed.get("externs")), *_list(sealed.get("fallbacks"))]
-    text = f"{_variant(record.get('variant'))}: kernels {', '.join(parts) or 'none'}"
+    handles = [*array(sealed.get("externs")), *array(sealed.get("fallbacks"))]
+    text = f"{variant_text(record.get('variant'))}: kernels {', '.join(parts) or 'none'}"
     if handles:
         text += f"; calls {', '.join(scalar(item) for item in handles)}"
+    counts = [obj(item) for item in array(sealed.get("passes"))]
+    if counts:
+        text += "; passes " + ", ".join(f"{scalar(c.get('name'))} {scalar(c.get('matches'))}" for c in counts)
     if "problem" in sealed:
-        text = f"{_variant(record.get('variant'))}: unreadable: {scalar(sealed['problem'])}"
+        text = f"{variant_text(record.get('variant'))}: unreadable: {scalar(sealed['problem'])}"
     return wrap(text, width, initial_indent="    ", subsequent_indent="      ", break_long_words=False)
 
 
-def _variant(value: Json) -> str:
-    variant = _object(value)
-    if variant.get("size") is not None:
-        return f"n={scalar(variant.get('size'))}"
-    return "dynamic " + "..".join(scalar(item) for item in _list(variant.get("tokens")))
+def _attention(kernels: Sequence[Mapping[str, Json]], width: int) -> list[str]:
+    lines = ["decode attention" + ("" if kernels else ": no kernel of its own")]
+    for kernel in kernels:
+        form = ("dtype", "heads", "kv_heads", "head_dim", "window", "softcap", "sinks")
+        said = ", ".join(f"{name} {scalar(kernel.get(name))}" for name in form)
+        names = ", ".join(scalar(obj(item).get("name")) for item in array(kernel.get("kernels")))
+        lines += wrapped(f"{said}: kernels {names or 'none'}", width=width, indent="  ")
+    return lines
 
 
 def _sources(records: Sequence[Mapping[str, Json]], width: int) -> list[str]:
@@ -193,12 +218,13 @@ _NUMERICS = (
 
 
 def _numerics_rows(numerics: Mapping[str, Json]) -> list[tuple[str, ...]]:
-    """One row per program, variant and unique piece, numbered as in the sections above."""
+    """One row per program, variant, unique piece and size, numbered as in the sections above."""
     return [
-        (str(p), str(v), str(u), *(scalar(_object(item).get(k)) for k in _MEASURES))
-        for p, program in enumerate(_list(numerics.get("programs")))
-        for v, variant in enumerate(_list(_object(program).get("variants")))
-        for u, item in enumerate(_list(variant))
+        (str(p), str(v), str(u), *(scalar(obj(row).get(k)) for k in _MEASURES))
+        for p, program in enumerate(array(numerics.get("programs")))
+        for v, variant in enumerate(array(obj(program).get("variants")))
+        for u, piece in enumerate(array(variant))
+        for row in array(piece)
     ]
 
 
@@ -208,7 +234,7 @@ _MEASURES = ("size", "eager", "compiled", "sealed", "tolerance")
 def _factors(factors: Mapping[str, Json], width: int) -> list[str]:
     if "problem" in factors:
         return ["factors", f"  unreadable: {scalar(factors['problem'])}"]
-    groups, digests = _object(factors.get("groups")), _object(factors.get("digests"))
+    groups, digests = obj(factors.get("groups")), obj(factors.get("digests"))
     lines: list[str] = []
     for name, digest in digests.items():
         lines += [
@@ -260,24 +286,3 @@ def _flat(value: Json) -> str:
     if isinstance(value, list):
         return " ".join(scalar(item) for item in value) or "none"
     return "none" if isinstance(value, dict) else scalar(value)
-
-
-def scalar(value: Json) -> str:
-    """Return one value as a person reads it: yes and no, ``-`` for nothing."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None or value == "":
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _object(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Json) -> Sequence[Json]:
-    return value if isinstance(value, list) else ()
-
-
-def _number(value: Json) -> int:
-    return value if isinstance(value, int) else 0

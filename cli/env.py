@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from pwcc.cache.strict import Json
+from pwcc.cache.switches import Switches
 from pwcc.cli import output
 from pwcc.cli.invocation import DebugOption, JsonOption
 from pwcc.cli.model_options import DeviceOption, find_device
@@ -26,18 +28,26 @@ def env(
 ) -> None:
     """Print the facts of this host; explain --target reads them.
 
-    They are all that a key or a requirement depends on; give --json for --target.
+    They are all that a key or a requirement depends on; give --json for --target. The switches PWCC_DISABLE,
+    PWCC_RECACHE and PWCC_FROZEN are shown, too; no key holds them.
     """
     policy = site_policy(environment)
+    switches = Switches.read()
 
     from pwcc.compile.here import record_host
     from pwcc.compile.target import target_of
 
     record = record_host(target_of(find_device(device)), policy, os.environ)
     if json:
-        output.data_json(record.to_json())
+        shown: dict[str, Json] = dict(switches.to_json())
+        output.data_json({**record.to_json(), "switches": shown})
     else:
-        output.data(record_lines(record))
+        output.data([*record_lines(record), "", "switches, which no key holds", *switch_lines(switches)])
+
+
+def switch_lines(switches: Switches) -> list[str]:
+    """Return the switches of the environment as text."""
+    return facts([(name, "on" if on else "off") for name, on in switches.to_json().items()])
 
 
 def record_lines(record: HostRecord) -> list[str]:

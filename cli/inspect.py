@@ -19,10 +19,13 @@ def inspect(
         str | None, typer.Argument(metavar="[ENTRY]", help="The first hex digits of one entry's key.")
     ] = None,
     layer: LayerOption = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="List all of an entry: predicates, factors, sources, kernels.")
+    ] = False,
     json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
-    """List the entries of a cache directory, or show one in full."""
+    """List the entries of a cache directory, or what one entry is."""
     from pwcc.cache import inspection, ownership
 
     store = open_store(directory, layer, layered=True)
@@ -39,12 +42,17 @@ def inspect(
         return
 
     from pwcc.cli.choice import choose_entry
-    from pwcc.cli.entry_view import entry_lines
     from pwcc.cli.trust import trusted_names
 
     ref = choose_entry(store, entry)
     detail = inspection.detail(store, ref, trusted=trusted_names())
     if json:
         output.data_json(detail)
+    elif not full:
+        from pwcc.cli.entry_summary import summary_lines
+
+        output.data(summary_lines(detail, width=output.width()))
     else:
+        from pwcc.cli.entry_view import entry_lines
+
         output.data(entry_lines(detail, width=output.width()))

@@ -10,6 +10,7 @@ import typer
 
 from pwcc.cache.errors import UsageError
 from pwcc.cache.strict import Json
+from pwcc.cache.switches import Switches
 from pwcc.cli import output
 from pwcc.cli.invocation import DebugOption, JsonOption
 from pwcc.cli.policy_options import PolicyOptions, site_policy
@@ -41,6 +42,7 @@ def key(
 ) -> None:
     """Print a model's lookup key and its factors; compiles nothing.
 
+    The switches PWCC_DISABLE, PWCC_RECACHE and PWCC_FROZEN are shown and are no part of any key.
     What only a trace tells (sources, predicates, programs, and so the entry key) is shown where --cache-dir
     or PWCC_CACHE_DIR names a cache with an entry that would serve the model.
     """
@@ -56,6 +58,7 @@ def key(
     if model is None:
         raise UsageError("expected --model, or --show-policy")
 
+    switches = Switches.read()
     ready, request = ask(model, asked, policy)
 
     from pwcc.cache.factors import FactorTree
@@ -81,6 +84,7 @@ def key(
             if name != "sources"
         },
         "after_tracing": None if recorded is None else recorded["factors"],
+        "switches": dict(switches.to_json()),
     }
     if json:
         output.data_json(found)

@@ -20,6 +20,7 @@ def key_lines(found: Mapping[str, Json], *, width: int) -> list[str]:
         if isinstance(group, dict):
             lines += ["", f"{name} ({str(group['digest'])[:12]})"]
             lines += outline(group["factors"], width=width, indent="  ")
+    lines += ["", "switches, which no key holds", *outline(found["switches"], width=width, indent="  ")]
     traced = found.get("after_tracing")
     lines += ["", "sources and what else a trace tells"]
     return lines + ([_LATER] if traced is None else outline(traced, width=width, indent="  "))

@@ -50,7 +50,7 @@ def load(
     require_trust(find_layered(directory, below, hint=hint), trust=trust_dir)
     ready = how.build(model)
 
-    from pwcc.compile.inputs import make_inputs
+    from pwcc.compile.input_values import make_call
     from pwcc.compile.load import load as load_entry
 
     compiled = load_entry(
@@ -66,8 +66,9 @@ def load(
     receipt = compiled.receipt
     for line in receipt.damaged:
         output.word(f"warning: an entry could not be used: {line}")
+    module, device, seed = ready.built.module, ready.device, how.seed
     checked = (
-        compiled.check(lambda tokens: make_inputs(ready.specs, tokens, device=ready.device, seed=how.seed))
+        compiled.check(lambda tokens: make_call(module, ready.specs, tokens, device=device, seed=seed))
         if check
         else None
     )

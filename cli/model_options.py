@@ -13,7 +13,7 @@ from pwcc.cache.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from pwcc.compile.inputs import InputSpec
+    from pwcc.compile.input_forms import Spec
     from pwcc.compile.model_ref import BuiltModel
 
 ModelOption = Annotated[
@@ -40,7 +40,8 @@ InputOption = Annotated[
     typer.Option(
         "--input",
         metavar="NAME:DTYPE[SIZES]",
-        help="An input of forward, such as 'input_ids:int64[n]' (n: number of tokens); repeat it.",
+        help="An input of forward, such as 'input_ids:int64[n]' (n: number of tokens), "
+        "'memory:float32[m<=512,64]' (a size of its own) or 'causal=true' (a constant); repeat it.",
     ),
 ]
 DeviceOption = Annotated[
@@ -67,7 +68,7 @@ class ReadyModel:
     """A built model, what it is called with, and where."""
 
     built: BuiltModel
-    specs: tuple[InputSpec, ...]
+    specs: tuple[Spec, ...]
     device: torch.device
 
 

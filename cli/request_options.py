@@ -17,6 +17,8 @@ from pwcc.cli.model_options import (
     TagOption,
     build_model,
 )
+from pwcc.cli.pass_options import CustomOpsOption, PassesOption
+from pwcc.cli.ranges import AllowGapsOption, parse_ranges
 
 if TYPE_CHECKING:
     from pwcc.cache.policy import Policy
@@ -26,7 +28,9 @@ SizesOption = Annotated[str, typer.Option("--sizes", metavar="1,2,4,8", help="As
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="As for compile.")]
 SplittingOption = Annotated[str, typer.Option("--splitting-ops", metavar="A::B,C::D", help="As for compile.")]
 AutotuneOption = Annotated[bool, typer.Option("--autotune", help="As for compile.")]
-CpuIsaOption = Annotated[Literal["avx2", "avx512", "native"], typer.Option("--cpu-isa", help="As for compile.")]
+CpuBaseline = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "native"]
+CpuBaselineOption = Annotated[CpuBaseline, typer.Option("--cpu-baseline", help="As for compile.")]
+RangesOption = Annotated[str, typer.Option("--ranges", metavar="1-64,65-512", help="As for compile.")]
 ProfileOption = Annotated[
     str | None, typer.Option("--profile", metavar="NAME", help="As for compile and load.")
 ]
@@ -43,9 +47,13 @@ class Asked:
     inputs: InputOption = None
     device: DeviceOption = None
     dtype: DtypeOption = None
-    splitting_ops: SplittingOption = "pwcc::attention"
+    splitting_ops: SplittingOption = "pwcc::attention,pwcc::opaque"
     autotune: AutotuneOption = False
-    cpu_isa: CpuIsaOption = "native"
+    cpu_baseline: CpuBaselineOption = "native"
+    ranges: RangesOption = ""
+    allow_gaps: AllowGapsOption = False
+    passes: PassesOption = "default"
+    custom_ops: CustomOpsOption = "none"
     profile: ProfileOption = None
     tag: TagOption = None
 
@@ -83,7 +91,11 @@ def ask(model: str, given: Asked, policy: Policy) -> tuple[ReadyModel, Request]:
         args=ready.built.args,
         splitting_ops=cuts,
         autotune=given.autotune,
-        cpu_isa=given.cpu_isa,
+        cpu_baseline=given.cpu_baseline,
+        ranges=parse_ranges(given.ranges),
+        allow_gaps=given.allow_gaps,
+        passes=given.passes,
+        custom_ops=given.custom_ops,
         profile=given.profile,
         build_observed=False,
         tag=given.tag,

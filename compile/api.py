@@ -11,14 +11,18 @@ from torch import nn
 from pwcc.cache.policy import TABLES_ONLY, Policy
 from pwcc.cache.store import default_root
 from pwcc.compile import precompile as stages
+from pwcc.compile.input_forms import Spec
 from pwcc.compile.inputs import input_specs
 from pwcc.compile.model_tree import identity
+from pwcc.compile.ops.custom_ops import DEFAULT_CUSTOM_OPS
+from pwcc.compile.passes.registry import DEFAULT_PASSES, Passes
+from pwcc.compile.ranges import Range
 from pwcc.compile.report import CompileReport, OnProgress, silent
 from pwcc.compile.request import DEFAULT_MAX_TOKENS
 from pwcc.compile.split import DEFAULT_SPLITTING_OPS
-from pwcc.compile.target import device_of
+from pwcc.compile.target import device_of, parse_device
 
-Inputs = Sequence[str] | Callable[[int], object] | None
+Inputs = Sequence[str | Spec] | Callable[[int], object] | None
 
 
 def precompile(
@@ -31,7 +35,7 @@ def precompile(
     device: torch.device | str | None = None,
     splitting_ops: Sequence[str] = DEFAULT_SPLITTING_OPS,
     autotune: bool = False,
-    cpu_isa: str = "native",
+    cpu_baseline: str = "native",
     jobs: int | None = None,
     profile: str | None = None,
     frozen: bool = False,
@@ -43,6 +47,11 @@ def precompile(
     lock_timeout_s: float | None = None,
     layers: Sequence[str | Path] | None = None,
     on_progress: OnProgress = silent,
+    ranges: Sequence[Range] = (),
+    allow_gaps: bool = False,
+    autotune_from: str | None = None,
+    passes: Passes = DEFAULT_PASSES,
+    custom_ops: str = DEFAULT_CUSTOM_OPS,
 ) -> CompileReport:
     """Compile a live model into a cache directory, or find that it is there already.
 
@@ -55,14 +64,23 @@ def precompile(
         cache_dir: the cache directory; default: ``PWCC_CACHE_DIR``, else the user's for pwcc.
         sizes: token counts that get a static variant each, within ``1..max_tokens``.
         max_tokens: largest token count that the dynamic variant serves; it starts at 1.
+        ranges: inclusive ranges such as ``((1, 64), (65, 8192))`` that get a dynamic variant each, instead of
+            one for all sizes. A call runs a static variant, else the tightest range that holds its size.
+        allow_gaps: let ranges and sizes leave token counts out; a call of such a size raises SizeError.
         inputs: declarations such as ``["input_ids:int64[n]"]``, or a function of a token count that
             returns example tensors; default: the forward's annotations.
         device: ``cpu`` or ``cuda[:i]``; default is where the model's tensors lie.
         splitting_ops: operations that run outside every piece, ``ns::name``.
         autotune: max-autotune and coordinate descent for the static variants.
-        cpu_isa: ``native``, ``avx2`` or ``avx512``; CPU entries only.
+        autotune_from: ``KEY`` of an entry of this cache, or ``DIR/KEY``, whose tuning is taken instead of
+            timing anything anew; implies ``autotune``.
+        cpu_baseline: ``native``, or ``x86-64-v2``, ``v3`` (AVX2) or ``v4`` (AVX-512) in full; CPU entries only.
         jobs: compile processes; None decides by cores, memory and work.
         profile: a name that ``load`` can ask for.
+        passes: graph passes inside Inductor, in order: a text such as ``"default"``, ``"none"`` or
+            ``"noop,my.module:MyPass"``, or a sequence of names and passes.
+        custom_ops: which of pwcc's own layer operators keep their kernels: ``"none"``, ``"all"``,
+            ``"+name"``, ``"-name"``, with commas between.
         frozen: raise ``CacheMiss`` instead of compiling.
         tag: a name for this part of a model that has several, as ``encoder``; ``load`` takes the same.
         policy: which environment variables are factors beside those of pwcc's own tables.
@@ -80,7 +98,7 @@ def precompile(
     Raises:
         PwccError: see :func:`pwcc.compile.precompile.precompile`.
     """
-    target = device_of(model) if device is None else torch.device(device)
+    target = device_of(model) if device is None else parse_device(device)
     declarations = () if inputs is None or callable(inputs) else tuple(inputs)
     examples = inputs if callable(inputs) else getattr(model, "example_inputs", None)
     return stages.precompile(
@@ -93,7 +111,7 @@ def precompile(
         identity=identity(model),
         splitting_ops=splitting_ops,
         autotune=autotune,
-        cpu_isa=cpu_isa,
+        cpu_baseline=cpu_baseline,
         jobs=jobs,
         profile=profile,
         frozen=frozen,
@@ -105,4 +123,9 @@ def precompile(
         lock_timeout_s=lock_timeout_s,
         layers=layers,
         on_progress=on_progress,
+        ranges=ranges,
+        allow_gaps=allow_gaps,
+        autotune_from=autotune_from,
+        passes=passes,
+        custom_ops=custom_ops,
     )

@@ -25,21 +25,35 @@ from pwcc.cache.observed import ObservedInput
 from pwcc.cache.policy import TABLES_ONLY, Policy
 from pwcc.cache.sources import SourceRecord, record_code, record_file, source_factors
 from pwcc.compile.numeric_state import numeric_state
+from pwcc.compile.passes.base import PassSpec
 from pwcc.compile.runtime.predicates import Predicate
 from pwcc.compile.target import Target, torch_build
 from pwcc.compile.torch_private.inductor import config_changes
 
-# Code of ours that decides what a compiled piece looks like; its content is a factor, so that an edited
-# checkout of pwcc never serves pieces of its former self.
-_OWN_CODE = (
-    "sealing",
-    "torch_private",
-    "rebuild.py",
-    "piece_compiler.py",
-    "piece_graph.py",
-    "split.py",
-    "stitch.py",
+# Code of ours whose content is a factor, so that an edited checkout of pwcc never serves entries of its former
+# self: all of compile/ but what only finds, loads, runs, checks or shows entries, and what is covered otherwise
+# (models are traced sources; a pass that is on brings its own files).
+_NOT_IN_ENTRIES = frozenset(
+    """
+    api.py audit.py background.py background_worker.py call.py candidates.py check.py compiled_model.py
+    decode_check.py decompiled.py decorator.py decorator_dims.py decorator_eager.py decorator_phase.py
+    decorator_state.py differences.py dump.py dump_index.py eager_run.py eligibility.py explain.py frozen.py
+    graph_text.py here.py hf.py hf_checks.py hf_opaque.py hit.py levels.py levels_once.py load.py models ops
+    passes precompile.py reader.py receipt.py refusals.py report.py runtime turns.py verify_hit.py
+    verify_numbers.py worker.py workers.py
+    """.split()  # noqa: SIM905 (a table)
+)
+_IN_ENTRIES_TOO = (
+    "ops/attention_quant.py",
+    "ops/custom_ops.py",
     "ops/decode_kernel.py",
+    "ops/fused",
+    "ops/layer_kernels.py",
+    "ops/layers.py",
+    "passes/base.py",
+    "passes/manager.py",
+    "runtime/expressions.py",
+    "runtime/samples.py",
 )
 
 # Factors that only a trace tells. A hit is found without them: the live model is checked against the
@@ -55,10 +69,13 @@ class BuildOptions:
     max_tokens: int
     splitting_ops: tuple[str, ...]
     autotune: bool
-    cpu_isa: str | None
+    cpu_baseline: str | None
     inputs: tuple[str, ...]
     profile: str | None
     tag: str | None = None
+    ranges: tuple[tuple[int, int], ...] = ()
+    passes: tuple[PassSpec, ...] = ()
+    custom_ops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,13 +163,17 @@ def compiler_factors(target: Target) -> dict[str, object]:
 def own_code_digest() -> str:
     """Return a digest of pwcc's own compiling code."""
     root = Path(__file__).parent
-    files = sorted(
-        path
-        for name in _OWN_CODE
-        for path in ((root / name).rglob("*.py") if (root / name).is_dir() else [root / name])
-    )
+    files = own_code(root)
     parts = [f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() for path in files]
     return factor_digest(b"\0".join(parts))
+
+
+def own_code(root: Path) -> list[Path]:
+    """Return the files below ``root``, the folder ``compile/``, that decide what is in an entry, in order."""
+    found = [path for path in root.iterdir() if path.name not in _NOT_IN_ENTRIES]
+    found += [root / name for name in _IN_ENTRIES_TOO]
+    files = (file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path]))
+    return sorted(file for file in files if file.suffix == ".py")
 
 
 def _version(distribution: str) -> str | None:
@@ -199,9 +220,9 @@ def sealing_options(
 
     if target.device.type != "cpu":
         return cuda_profile(autotune=tuned), "native", ()
-    isa = options.cpu_isa or "native"
-    chosen = cpu_target(isa)  # type: ignore[arg-type]
-    return cpu_profile(isa), chosen.march, chosen.cpu_flags  # type: ignore[arg-type]
+    baseline = options.cpu_baseline or "native"
+    chosen = cpu_target(baseline)  # type: ignore[arg-type]
+    return cpu_profile(baseline), chosen.march, chosen.cpu_flags  # type: ignore[arg-type]
 
 
 def source_records(

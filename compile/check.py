@@ -12,7 +12,9 @@ from torch import nn
 
 from pwcc.cache import strict
 from pwcc.cache.errors import CorruptEntry
+from pwcc.compile.call import eager_region
 from pwcc.compile.decode_check import decode_errors
+from pwcc.compile.input_values import Call
 from pwcc.compile.numerics import NumericsRecord, recheck
 from pwcc.compile.piece_graph import PieceGraph
 from pwcc.compile.runtime import program_code
@@ -77,7 +79,7 @@ class CheckReport:
 
 
 def check(
-    compiled: CompiledModel, model: nn.Module, inputs_for: Callable[[int], Sequence[torch.Tensor]] | None
+    compiled: CompiledModel, model: nn.Module, inputs_for: Callable[[int], Sequence[torch.Tensor] | Call] | None
 ) -> CheckReport:
     """Re-run the recorded checks; see :meth:`CompiledModel.check`."""
     _compare_programs(compiled)
@@ -142,17 +144,20 @@ def _parse_records(value: object, where: str) -> tuple[tuple[NumericsRecord, ...
 
 
 def _model_rows(
-    compiled: CompiledModel, model: nn.Module, inputs_for: Callable[[int], Sequence[torch.Tensor]]
+    compiled: CompiledModel, model: nn.Module, inputs_for: Callable[[int], Sequence[torch.Tensor] | Call]
 ) -> list[CheckRow]:
     low, high = compiled.manifest.min_tokens, compiled.manifest.max_tokens
-    sizes = sorted({*compiled.sizes, min(high, low + 2), min(high, 17)})
+    asked = {*compiled.sizes, min(high, low + 2), min(high, 17)}
+    asked.update(first for first, _ in compiled.manifest.ranges)
+    sizes = [size for size in sorted(asked) if compiled.manifest.serves(size)]
     tolerance = MODEL_TOLERANCE.get(compiled.manifest.model.dtype, 1e-2)
     rows: list[CheckRow] = []
     for size in sizes:
-        inputs = inputs_for(size)
-        with torch.no_grad():
-            wanted = _flatten(model(*inputs))
-        got = _flatten(compiled(*inputs))
+        given = inputs_for(size)
+        call = given if isinstance(given, Call) else Call(tuple(given), {})
+        with torch.no_grad(), eager_region():
+            wanted = _flatten(model(*call.args, **call.kwargs))
+        got = _flatten(compiled(*call.args, **call.kwargs))
         rows.append(CheckRow("model against eager", size, relative_error(got, wanted), tolerance))
     return rows
 

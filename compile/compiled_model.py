@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
-from pwcc.cache.errors import ArgumentError, CacheMiss, PwccError, SizeError
+from pwcc.cache.errors import ArgumentError, CacheMiss, PwccError, SizeError, UsageError
 from pwcc.cache.ids import BlobDigest
 from pwcc.cache.manifest import Manifest
 from pwcc.compile.eligibility import changed_code
 from pwcc.compile.numeric_state import numeric_state
 from pwcc.compile.ops.paged_attention import paged_attention
-from pwcc.compile.runtime.calling import Binder, CallingConvention
+from pwcc.compile.runtime.binding import Binder
+from pwcc.compile.runtime.calling import TOKENS, CallingConvention
 from pwcc.compile.runtime.held import Replaced, bind_weights, named_tensors
+from pwcc.compile.runtime.output import Output
 from pwcc.compile.runtime.piece import LoadedPiece
 from pwcc.compile.runtime.predicates import PredicateSet
 from pwcc.compile.runtime.targets import resolve_target
+from pwcc.compile.torch_private.untraced import untraced
 
 if TYPE_CHECKING:
     from pwcc.compile.check import CheckReport
+    from pwcc.compile.input_values import Call
     from pwcc.compile.ops.forward_context import AttentionKernel
     from pwcc.compile.receipt import LoadReceipt
 
+_LOG = logging.getLogger("pwcc")
 Run = Callable[[Sequence[torch.Tensor], tuple[int, ...]], tuple[Any, ...]]
 Bind = Callable[..., Run]
+
+_autocast, _grad_mode = torch.is_autocast_enabled, torch.is_grad_enabled  # each call asks both
 
 
 @dataclass
@@ -51,16 +59,27 @@ class LoadedProgram:
     bind: Bind
     variants: tuple[LoadedVariant, ...]
     binder: Binder
-    output: Callable[[Sequence[object], Sequence[object], Sequence[object]], object]
+    output: Output
     weights: list[torch.Tensor] = field(default_factory=list)
     by_size: dict[int, Run] = field(default_factory=dict)
 
     def variant(self, size: int) -> LoadedVariant:
-        """Return what serves a size: the static variant, else the tightest range that holds it."""
+        """Return what serves a size: the static variant, else the tightest range, else the lower one."""
         fitting = [v for v in self.variants if v.low <= size <= v.high and v.run is not None]
         if not fitting:
-            raise SizeError(f"size {size} is outside the compiled variants of [{self.low}, {self.high}]")
-        return min(fitting, key=lambda v: (not v.static, v.high - v.low))
+            ranges = ", ".join(f"{v.low}-{v.high}" for v in self.variants if not v.static) or "none"
+            static = ", ".join(str(v.low) for v in self.variants if v.static) or "none"
+            raise SizeError(
+                f"size {size} has no compiled variant: it lies in none of the ranges {ranges}, "
+                f"static sizes are {static}",
+                hint="pad the batch to a size that is served, or compile with --ranges that hold this size",
+            )
+        return min(fitting, key=lambda v: (not v.static, v.high - v.low, v.low))
+
+    def tokens(self, sizes: Sequence[int]) -> int:
+        """Return the token count among the sizes of a call, which come in the order of the symbols."""
+        symbols = self.calling.symbols
+        return sizes[0] if symbols and symbols[0].name == TOKENS else self.low
 
     def select(self, size: int) -> Run:
         """Return the program bound for a size; see :meth:`variant`."""
@@ -75,7 +94,7 @@ class CompiledModel:
     """A model whose pieces are sealed machine code, bound to the live module's weights.
 
     Call it like the module. Inference only: it runs without gradients, and refuses arguments that
-    require them. Sizes with a static variant use it, others the dynamic variant; sizes outside the
+    require them. Sizes with a static variant use it, others the tightest range that holds them; sizes in no
     range, violated shape predicates and arguments of another dtype, device or layout raise
     :class:`pwcc.cache.errors.CallError`. It never traces or compiles. Not safe to call from several
     threads while :meth:`rebind` runs; otherwise calls share no state.
@@ -94,9 +113,14 @@ class CompiledModel:
         self._model = model
         self._device = device
         self._programs = tuple(programs)
+        self._only = self._programs[0] if len(self._programs) == 1 else None
+        self._kind = device.type
+        self._by_size: dict[int, LoadedProgram] = {}
+        self._tokens = next((s for p in programs for s in p.calling.symbols if s.name == TOKENS), None)
         self._cuda = device.type == "cuda"
         self._numeric = numeric_state()
         self._autocast = torch.is_autocast_enabled(device.type)
+        self._autocast_dtype = torch.get_autocast_dtype(device.type)
         self._without_grad = any(item.kind == "mode" and item.name == "grad" for item in manifest.observed)
         self.manifest = manifest
         self.read_blob = read_blob
@@ -105,7 +129,15 @@ class CompiledModel:
         self._receipt: LoadReceipt | None = None
         self._replaced = Replaced()
         self._bindings = 0
+        self._trainable: str | None = None
         self.rebind()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse ``copy``, ``deepcopy`` and ``pickle``: the programs of a copy would keep these weights."""
+        raise UsageError(
+            "a loaded model cannot be copied or pickled: its programs are bound to the weights of one module",
+            hint="copy the module and call pwcc.load for the copy",
+        )
 
     @property
     def receipt(self) -> LoadReceipt:
@@ -175,6 +207,8 @@ class CompiledModel:
         self._bindings += 1
         names = {weight.names[0] for program in self._programs for weight in program.calling.weights}
         self._replaced.watch(held[name] for name in names)
+        if self._bindings == 1:
+            self._trainable = next((name for name in sorted(names) if held[name].requires_grad), None)
         for program, weights in zip(self._programs, bound, strict=True):
             program.weights = weights
             program.binder.bound(weights)
@@ -199,6 +233,7 @@ class CompiledModel:
                 hint="load again; an entry for the changed model may have to be compiled",
             )
 
+    @untraced("a loaded pwcc model is compiled already")
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model; returns what ``forward`` returns.
 
@@ -216,7 +251,7 @@ class CompiledModel:
         except Exception as error:
             self.name_in(error)
             raise
-        return program.output(outputs, tensors, program.weights)
+        return program.output(outputs, tensors, program.weights, sizes)
 
     def name_in(self, error: Exception) -> None:
         """Add a note that names the entry to an error that came up while it ran; pwcc's own say enough."""
@@ -233,17 +268,23 @@ class CompiledModel:
         """
         if self._replaced.noticed:
             self.rebind()
-        if torch.is_autocast_enabled(self._device.type) is not self._autocast:
+        if _autocast(self._kind) is not self._autocast:
             raise ArgumentError(
                 f"autocast is {'off' if self._autocast else 'on'} for {self._device.type}, "
                 "unlike when the entry was loaded",
                 hint="call outside the autocast region, or load inside one like it",
             )
-        program = self._programs[0]
-        if len(self._programs) > 1:
-            program = self._program_for(args, kwargs)
+        if self._autocast and torch.get_autocast_dtype(self._kind) is not self._autocast_dtype:
+            raise ArgumentError(
+                f"autocast is to {torch.get_autocast_dtype(self._kind)}, "
+                f"and was to {self._autocast_dtype} when the entry was loaded",
+                hint="call inside an autocast region of the same dtype",
+            )
+        program = self._only or self._program_for(args, kwargs)
         tensors, sizes = program.binder.bind(args, kwargs)
-        if torch.is_grad_enabled():
+        if _grad_mode():
+            if self._trainable is not None:
+                self._say_without_gradients(self._trainable)
             if self._without_grad:
                 raise ArgumentError(
                     "the model branches on the grad mode, and was compiled for calls without gradients",
@@ -257,10 +298,20 @@ class CompiledModel:
                     )
         return program, tensors, sizes
 
+    def _say_without_gradients(self, name: str) -> None:
+        """Say once that results of a call in grad mode carry no gradients, although a weight asks for them."""
+        self._trainable = None
+        _LOG.warning(
+            "%r requires gradients and grad mode is on, but compiled pieces are for inference only: "
+            "results carry no gradients (entry %s); call under torch.no_grad(), or model.requires_grad_(False)",
+            name,
+            self.manifest.entry_key,
+        )
+
     def _run(
         self, program: LoadedProgram, tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]
     ) -> tuple[Any, ...]:
-        size = sizes[0] if sizes else program.low
+        size = program.tokens(sizes)
         run = program.by_size.get(size)
         if run is None:
             run = program.select(size)
@@ -270,27 +321,29 @@ class CompiledModel:
         return run(tensors, sizes)
 
     def _program_for(self, args: Sequence[object], kwargs: Mapping[str, object]) -> LoadedProgram:
-        first = self._programs[0].calling
-        symbol = next((p.calling.symbols[0] for p in self._programs if p.calling.symbols), None)
+        """Return the program for the token count of a call; the first where its binder says what is wrong."""
+        symbol = self._tokens
         if symbol is None:
             return self._programs[0]
-        name = first.parameters[symbol.parameter].name
-        tensor = (
-            kwargs[name] if name in kwargs else args[symbol.parameter] if symbol.parameter < len(args) else None
-        )
+        tensor = self._programs[0].binder.leaf(args, kwargs, symbol.parameter)
         if not isinstance(tensor, torch.Tensor) or tensor.dim() <= symbol.dim:
-            return self._programs[0]  # its binder gives the error
+            return self._programs[0]
         size = tensor.shape[symbol.dim]
-        for program in self._programs:
-            if program.low <= size <= program.high:
-                return program
-        low, high = min(p.low for p in self._programs), max(p.high for p in self._programs)
-        raise SizeError(
-            f"size {size} of {name!r} (dimension {symbol.dim}) is outside the compiled range [{low}, {high}]",
-            hint="compile with a larger --max-tokens, or split the batch",
-        )
+        program = self._by_size.get(size)
+        if program is None:
+            try:
+                program = self._by_size[size] = self.program_at(size)
+            except SizeError as error:
+                name = self._programs[0].calling.parameters[symbol.parameter].name
+                raise SizeError(
+                    error.message.replace(
+                        f"size {size}", f"size {size} of {name!r} (dimension {symbol.dim})", 1
+                    ),
+                    hint="compile with a larger --max-tokens, or split the batch",
+                ) from None
+        return program
 
-    def check(self, inputs_for: Callable[[int], Sequence[torch.Tensor]] | None = None) -> CheckReport:
+    def check(self, inputs_for: Callable[[int], Sequence[torch.Tensor] | Call] | None = None) -> CheckReport:
         """Re-run the recorded numerics check of every sealed piece on this host.
 
         With ``inputs_for(num_tokens)`` the whole model is also compared with eager at every static size

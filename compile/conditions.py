@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from pwcc.compile.torch_private import symbols
 Condition = tuple[Any, str | None]
 """A sympy condition, and ``file:line: code`` of the user's frame that it comes from."""
 
+Said = tuple[str, str | None]
+"""A condition as text in the program's symbols, and the line as above."""
+
+_TORCH = str(Path(torch.__file__).parent)
 _ASSERTS = frozenset(
     {
         "aten._assert_scalar.default",
@@ -47,12 +52,13 @@ def take_asserts(graph_module: fx.GraphModule, env: Any) -> list[Condition]:
 
 
 def source_line(node: fx.Node) -> str | None:
-    """Return ``file:line: code`` of the user's innermost frame behind a node."""
+    """Return ``file:line: code`` of the innermost frame behind a node, outside torch if there is one."""
     lines = (node.meta.get("stack_trace") or node.stack_trace or "").strip().splitlines()
     files = [index for index, line in enumerate(lines) if line.strip().startswith("File ")]
     if not files:
         return None
-    last = files[-1]
+    own = [index for index in files if f'"{_TORCH}' not in lines[index]]
+    last = (own or files)[-1]
     _, path, rest = lines[last].strip().split('"', 2)
     number = rest.split("line", 1)[1].split(",", 1)[0].strip()
     code = lines[last + 1].strip() if last + 1 < len(lines) else ""
@@ -64,12 +70,13 @@ def predicates(
     env: Any,
     names: Mapping[Any, str],
     size_symbols: Sequence[SizeSymbol],
+    said: Sequence[Said] = (),
 ) -> tuple[tuple[ShapePredicate, ...], dict[str, str]]:
     """Turn conditions into predicates, and return with them the full source line of each by its text.
 
     Conditions that hold for every size in the symbols' ranges are dropped; whether they do is tried for
     each size. Predicates keep a file's name and the line number only: a path would tie the entry to its
-    builder.
+    builder. ``said`` are further conditions, as text.
 
     Raises:
         TraceError: a condition on a value that is computed at run time.
@@ -78,11 +85,13 @@ def predicates(
     ranges = {symbol.name: range(symbol.low, symbol.high + 1) for symbol in size_symbols}
     kept: dict[str, ShapePredicate] = {}
     lines: dict[str, str] = {}
+    texts: list[tuple[str | None, str | None]] = []
     for expr, where in conditions:
-        simplified = env.simplify(expr)
+        simplified = symbols.simplified(expr, env)
         if any(symbol not in names for symbol in symbols.free_symbols(simplified)):
             raise run_time_value(simplified, where)
-        text = symbols.condition_text(simplified, names)
+        texts.append((symbols.condition_text(simplified, names), where))
+    for text, where in (*texts, *said):
         if text is None or first_violation(text, ranges, where) == "never":
             continue
         kept.setdefault(text, ShapePredicate(text, _portable(where)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pwcc.cache import strict
-from pwcc.cache.details import Details, row_text, rows_of, tree_changes
+from pwcc.cache.details import Details, moved_rows, row_text, rows_of, tree_changes
 from pwcc.cache.difference import Difference, of_change
 from pwcc.cache.errors import StoreError
 from pwcc.cache.factors import FactorChange, FactorTree, diff
@@ -18,6 +18,7 @@ from pwcc.compile.build_factors import BuildFactors
 from pwcc.compile.eligibility import all_differences
 from pwcc.compile.here import Here
 
+_WRAPPED: Final = ", inside a module that was wrapped around it"
 MAX_ROWS: Final = 200  # rows of two model trees that are named one by one
 
 
@@ -123,6 +124,7 @@ def _named(store: Store, manifest: Manifest, here: Here, found: list[Difference]
         found += _model(store, manifest, here)
         if manifest.tag != here.tag and not any(f.path.endswith("options.tag") for f in found):
             found.append(of_change(FactorChange("configuration/options.tag", manifest.tag, here.tag)))
+        found.sort(key=lambda difference: not difference.reason.endswith(_WRAPPED))  # it explains the others
         if not found:
             found.append(Difference("entry/lookup", "nothing recorded differs, but its lookup key does"))
     return list({difference.path: difference for difference in reversed(found)}.values())[::-1]
@@ -140,10 +142,10 @@ def _model(store: Store, manifest: Manifest, here: Here) -> Iterator[Difference]
         return
     if not same_tree:
         rows = tree_changes(details.tree, rows_of(here.tree.to_json()))
+        moved = moved_rows(rows)
         for path, before, after in rows[:MAX_ROWS]:
-            yield Difference(
-                f"model/{path}", f"{path}: compiled with {row_text(before)}, now {row_text(after)}"
-            )
+            now = f"at {moved[path]!r}{_WRAPPED}" if path in moved else row_text(after)
+            yield Difference(f"model/{path}", f"{path}: compiled with {row_text(before)}, now {now}")
         if len(rows) > MAX_ROWS:
             yield Difference("model/...", f"{len(rows) - MAX_ROWS} more rows of the model differ")
     if details.signature != here.signature:

@@ -22,6 +22,7 @@ from pwcc.cache.manifest import Manifest
 from pwcc.cache.observed import ObservedInput
 from pwcc.cache.requirements import unmet
 from pwcc.cache.store import Store
+from pwcc.compile.call import own_call
 from pwcc.compile.runtime.hooks import global_hooks, replaced_calls
 from pwcc.compile.runtime.predicates import PredicateSet
 
@@ -96,7 +97,7 @@ def _replaced_call(model: nn.Module) -> list[Difference]:
     if replaced := replaced_calls():
         reason = f"torch's own {', '.join(replaced)} was replaced in this process, and would not run"
         return [Difference("model/__call__", reason)]
-    if type(model).__call__ is nn.Module.__call__ and not global_hooks():
+    if own_call(type(model)) is nn.Module.__call__ and not global_hooks():
         return []
     reason = "the model overrides __call__, or modules have global hooks: neither would run"
     return [Difference("model/__call__", reason)]

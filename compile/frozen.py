@@ -18,6 +18,7 @@ from pwcc.cache.factors import FactorTree, diff
 from pwcc.cache.ids import FactorDigest, LookupKey
 from pwcc.compile.build_factors import BuildFactors, portable_args
 from pwcc.compile.load import lookup
+from pwcc.compile.ranges import canonical
 from pwcc.compile.request import Request
 from pwcc.compile.torch_private.inductor import NO_LINE_INFO
 
@@ -69,6 +70,9 @@ class Frozen:
         sizes = tuple(sorted(set(given.sizes)))
         if sizes != options.sizes:
             yield f"sizes: {_listed(options.sizes, sizes)}"
+        ranges = canonical(given.ranges, options.max_tokens)
+        if ranges != options.ranges:
+            yield f"ranges: {_listed(options.ranges, ranges)}"
         args = portable_args(given.args or {})
         if args != self.build.configuration["model arguments"]:
             yield "model arguments: the mapping that was given"

@@ -55,7 +55,7 @@ class Places:
         root, steps = "", path.steps
         if path.base == "local":
             if not self._is_model(path.name):
-                if all(step[0] in WITHIN_ARGUMENT for step in steps):
+                if self._is_checked(path.name, steps):
                     return Covered.ARGUMENT
                 raise NotPortable("an attribute of an argument")
             root, steps = _submodule(steps)
@@ -79,6 +79,21 @@ class Places:
         method = self._model.forward
         function = getattr(method, "__func__", None)  # a bound method: its first name is the model
         return isinstance(function, FunctionType) and function.__code__.co_varnames[:1] == (name,)
+
+    def _is_checked(self, name: str, steps: Sequence[Step]) -> bool:
+        """Tell whether a path into an argument leads over items, and fields of records, which calls check."""
+        value = self._locals.get(name)
+        for step in steps:
+            if step[0] in ("attr", "plain_attr"):
+                if step[-1] not in _fields(value):
+                    return False
+            elif step[0] not in WITHIN_ARGUMENT:
+                return False
+            try:
+                value = getter([step])(value)
+            except LOST:
+                value = None
+        return True
 
     def _global(self, name: str, steps: tuple[Step, ...]) -> tuple[str, tuple[Step, ...]]:
         if not INSTALLED.fullmatch(name):
@@ -112,6 +127,12 @@ class Places:
                     continue
             out.append(step)
         return tuple(out)
+
+
+def _fields(value: object) -> Sequence[str]:
+    return tuple(
+        getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "_fields", None) or ()
+    )
 
 
 def hook_table(steps: Sequence[Step]) -> bool:

@@ -30,7 +30,10 @@ class Form(Enum):
     """The predicate a guard becomes."""
 
     VALUE = "equal and of the same type"
-    IDENTITY = "the same constant, module, type (with bases and methods) or function (its code), by name"
+    IDENTITY = (
+        "the same constant, module, type (with bases and methods), function (its code) or Triton kernel (its "
+        "source), by name"
+    )
     TYPE = "of this type: its name, bases, metaclass and methods"
     CONSTANT_SUBCLASS = "equal as its base type"
     LENGTH = "this many items"

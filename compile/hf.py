@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 import pwcc.compile.ops.attention  # noqa: F401  registers torch.ops.pwcc.attention
-from pwcc.cache.errors import ModelError, UsageError, install
+from pwcc.cache.errors import UsageError, install
+from pwcc.compile.hf_checks import no_interface, require_known_state, require_servable, takes_positions
+from pwcc.compile.hf_opaque import make_opaque
 from pwcc.compile.model_args import unknown_name
 
 if TYPE_CHECKING:
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "pwcc"
 """Name of our attention in transformers' AttentionInterface."""
+REPEATED = frozenset(
+    {"DiffLlamaAttention", "DoryAttention", "HrmTextAttention", "ZambaAttention", "Zamba2Attention"}
+)
+"""Attention that runs several times under one layer number in one call: a KV cache would keep the last only."""
 
 
 def pwcc_attention_forward(
@@ -42,49 +49,83 @@ def pwcc_attention_forward(
     """Run ``pwcc::attention`` as a transformers attention function.
 
     ``query``: ``[1, heads, tokens, head_dim]``, ``key`` and ``value`` with ``kv_heads``; returns
-    ``[1, tokens, heads, head_dim]``. ``sliding_window`` counts keys with the query's own, as the op does.
-    ``s_aux`` are attention sinks. Raise ``ValueError`` for a mask or position bias: causality, window and
-    sequence bounds are the op's and its metadata's business.
+    ``[1, tokens, heads, value_dim]``. ``sliding_window`` counts keys with the query's own, as the op does.
+    ``s_aux`` are attention sinks. Where values are of another size (MLA), the smaller side is padded with
+    zeros, which changes no score and no sum, so that one KV cache holds both. A mask or position bias that the
+    model makes itself, ``[1, heads or 1, tokens, tokens]``, is added to the scores: such a model runs on whole
+    sequences only. Raise ``ValueError`` for any other mask: causality, window and sequence bounds are the op's
+    and its metadata's business.
     """
-    if attention_mask is not None or position_bias is not None:
-        raise ValueError("attention implementation 'pwcc' takes no mask and no position bias")
+    kind = type(module).__name__
+    if kind.endswith("AttentionResidual"):  # over the depth of one token, not over tokens
+        return scaled_dot_product_attention(query, key, value, scale=scaling).transpose(1, 2), None
+    biases = [_bias(given) for given in (attention_mask, position_bias) if given is not None]
+    if kind in REPEATED or getattr(module, "attn_temperature_tuning", False):
+        # Llama 4 scales queries by positions that it counts from the call's first token: whole sequences only.
+        biases.append(query.new_zeros(1, 1, 1))
+    bias = sum(biases[1:], start=biases[0]) if biases else None
     if dropout:
         raise ValueError("attention implementation 'pwcc' is for inference: expected dropout 0")
-    layer = getattr(module, "layer_idx", None)
+    layer = 0 if kind in REPEATED else getattr(module, "layer_idx", None)
     if layer is None:
-        raise ValueError(f"{type(module).__name__} has no layer_idx, so its KV cache cannot be found")
+        raise ValueError(f"{kind} has no layer_idx, so its KV cache cannot be found")
+    if getattr(module, "is_causal", True) is False:
+        raise ValueError(f"{kind} is not causal; pwcc::attention attends causally")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    size, value_size = query.shape[-1], value.shape[-1]
+    if size != value_size:
+        query, key, value = (pad(t, (0, max(size, value_size) - t.shape[-1])) for t in (query, key, value))
     q, k, v = (t.squeeze(0).transpose(0, 1) for t in (query, key, value))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    torch.ops.pwcc.attention(q, k, v, out, layer, scale, sliding_window, softcap, s_aux)
-    return out.unsqueeze(0), None
+    torch.ops.pwcc.attention(q, k, v, out, layer, scale, sliding_window, softcap, s_aux, _chunk(module), bias)
+    return out[..., :value_size].unsqueeze(0), None
+
+
+def _bias(given: Tensor) -> Tensor:
+    """Return a model's own mask or bias as what is added to scores; a bool one is True where a key is seen."""
+    if given.dim() != 4 or given.shape[0] != 1:
+        raise ValueError(
+            "attention implementation 'pwcc' expects a mask or bias [1, heads or 1, tokens, tokens], "
+            f"got rank {given.dim()}"
+        )
+    if given.dtype == torch.bool:
+        # As large as float32 has it, not infinite: a row without any key must not become NaN.
+        given = torch.zeros_like(given, dtype=torch.float32).masked_fill(~given, torch.finfo(torch.float32).min)
+    return given.squeeze(0)
+
+
+def _chunk(module: nn.Module) -> int | None:
+    """Return how many tokens one chunk has, where this layer's attention is chunked."""
+    config = getattr(module, "config", None)
+    size = getattr(config, "attention_chunk_size", None)
+    types = getattr(config, "layer_types", None)
+    if size is None or types is None or types[module.layer_idx] != "chunked_attention":
+        return None
+    return int(size)
 
 
 class HFDecoder(nn.Module):
     """A transformers causal LM on flat tokens: int64 ids and positions ``[tokens]`` to ``[tokens, vocab]``.
 
-    Refuses models with attention that is not causal (``ModelError``), since the op would answer wrongly.
-    Does not support encoder inputs, images or audio, nor architectures that compute attention themselves.
+    Raises ``ModelError`` for architectures that cannot be served so, see :mod:`pwcc.compile.hf_checks`.
+    Does not support encoder inputs, images or audio.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        for name, module in model.named_modules():
-            if hasattr(module, "layer_idx") and getattr(module, "is_causal", True) is False:
-                raise ModelError(
-                    f"{name} is not causal; pwcc::attention attends causally",
-                    hint="only causal decoders can be built from a Hugging Face directory",
-                )
+        require_servable(model)
+        make_opaque(model, portable_config(model.config))
+        require_known_state(model)
         self.model = model
+        self._positions = "position_ids" if takes_positions(model) else None
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Return logits of every token."""
         # No mask argument: for an attention implementation without a mask function of that name transformers
         # makes none, on every model type. Registering one would first compare position ids with torch.diff,
         # which fails when the token count is an unbacked symbol.
-        output = self.model(
-            input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
-        )
+        extra = {} if self._positions is None else {self._positions: positions.unsqueeze(0)}
+        output = self.model(input_ids=input_ids.unsqueeze(0), use_cache=False, **extra)
         logits: Tensor = output.logits.squeeze(0)
         return logits
 
@@ -137,11 +178,16 @@ def build_causal_lm(
     register_attention()
     own = copy.deepcopy(config)
     chosen = dtype or own.dtype or torch.float32
-    if weights_from is None:
-        return AutoModelForCausalLM.from_config(own, attn_implementation=IMPLEMENTATION, dtype=chosen)
-    return AutoModelForCausalLM.from_pretrained(
-        weights_from, config=own, attn_implementation=IMPLEMENTATION, dtype=chosen, use_safetensors=True
-    )
+    try:
+        if weights_from is None:
+            return AutoModelForCausalLM.from_config(own, attn_implementation=IMPLEMENTATION, dtype=chosen)
+        return AutoModelForCausalLM.from_pretrained(
+            weights_from, config=own, attn_implementation=IMPLEMENTATION, dtype=chosen, use_safetensors=True
+        )
+    except KeyError as error:
+        if error.args != (IMPLEMENTATION,):
+            raise
+        raise no_interface(architecture_of(own), error) from error  # its table of attention classes has no such
 
 
 def register_attention() -> None:

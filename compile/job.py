@@ -11,12 +11,17 @@ from pathlib import Path
 
 from torch import nn
 
+from pwcc.cache import costs, renewal, tuning
+from pwcc.cache.errors import StoreError
 from pwcc.cache.failpoints import failpoint
-from pwcc.cache.ids import FactorDigest, LookupKey
+from pwcc.cache.ids import EntryKey, FactorDigest, LookupKey
 from pwcc.cache.store import Store
+from pwcc.cache.telemetry import finished, span
+from pwcc.cache.tuning import PieceTuning
 from pwcc.compile import build_factors
+from pwcc.compile.autotune import Pins, entry_tuning, untuned_warnings
 from pwcc.compile.build_factors import BuildFactors
-from pwcc.compile.dump import dump_pieces, dump_program
+from pwcc.compile.dump import dump_pieces, dump_programs, piece_folder, rename_pieces, trace_programs
 from pwcc.compile.entry import CountingBlobs, EntryWriter, Results
 from pwcc.compile.frozen import Frozen
 from pwcc.compile.lowering_guards import excluded_sizes, require_covered
@@ -24,14 +29,18 @@ from pwcc.compile.observation import Observation
 from pwcc.compile.piece_cache import PieceCache
 from pwcc.compile.piece_compiler import PieceResult, PieceTask
 from pwcc.compile.predicates import collect
+from pwcc.compile.ranges import inductor_options
 from pwcc.compile.rebuild import Variant
 from pwcc.compile.report import CompileCounters, CompilePlan, CompileReport, OnProgress, Progress
 from pwcc.compile.request import Request
 from pwcc.compile.runtime.predicates import Predicate, PredicateSet
-from pwcc.compile.split import PieceStep
-from pwcc.compile.tracing import Traced, make_plan, piece_names, stitch_of, trace_all, trace_one
+from pwcc.compile.steps import PieceStep
+from pwcc.compile.tracing import Traced, make_plan, piece_names, trace_all, trace_one
 from pwcc.compile.witness import Witness
-from pwcc.compile.workers import default_jobs, run_tasks
+from pwcc.compile.workers import Workers, default_jobs, default_threads, run_tasks
+
+UNIQUE_PIECES = 3
+"""How many different pieces a decoder of equal layers has: first, middle, last. Only a guess of the work."""
 
 
 class Job:
@@ -49,6 +58,8 @@ class Job:
         jobs: int | None,
         dump: Path | None,
         observation: Observation | None = None,
+        recache: bool = False,
+        pins: Pins | None = None,
     ) -> None:
         self._store = store
         self._model = model
@@ -58,6 +69,9 @@ class Job:
         self._tell = on_progress
         self._jobs = jobs
         self._dump = dump
+        self._recache = recache
+        self._pins = pins
+        self._made: list[tuple[str, PieceTuning | None]] = []
         self._witness = Witness(model, request, observation)
         self._counters = CompileCounters()
         self._seconds: dict[str, float] = {}
@@ -69,21 +83,25 @@ class Job:
         self._tell(Progress(name))
         before = time.perf_counter()
         try:
-            yield
+            with span(f"compile.{name}"):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - before
 
     def run(self, key: LookupKey, tree_digest: FactorDigest, started: float) -> CompileReport:
         """Do every stage and publish."""
-        with self._stage("trace"):
-            traced = trace_all(self._model, self._request)
-            self._collect(traced)
-            self._witness.watch(traced)
-        failpoint("compile.traced")
-        with self._stage("split"):
-            plan = make_plan(self._model, self._request, traced)
-        with tempfile.TemporaryDirectory(prefix="pwcc-") as scratch, self._stage("compile"):
-            traced, results = self._compile(traced, Path(scratch))
+        with tempfile.TemporaryDirectory(prefix="pwcc-") as scratch, self._workers(Path(scratch)) as workers:
+            with self._stage("trace"):
+                traced = trace_all(self._model, self._request)
+                self._collect(traced)
+                if self._dump is not None:
+                    dump_programs(self._dump, traced)
+                self._witness.watch(traced)
+            failpoint("compile.traced")
+            with self._stage("split"):
+                plan = make_plan(self._model, self._request, traced)
+            with self._stage("compile"):
+                traced, results = self._compile(traced, Path(scratch), workers)
         failpoint("compile.compiled")
         plan = make_plan(self._model, self._request, traced)
         self._count_plan(traced, plan)
@@ -103,9 +121,13 @@ class Job:
                 inputs=seen.inputs,
             )
             manifest = writer.manifest(key, tree_digest)
+            if self._recache:
+                renewal.set_aside_other(self._store, manifest)
             publication = self._store.publish(manifest)
+            self._keep_tuning(manifest.entry_key, traced, results)
             failpoint("compile.published")
         self._seconds["total"] = time.perf_counter() - started
+        self._keep_costs(manifest.entry_key, traced, results, workers.jobs)
         return CompileReport(
             hit=False,
             entry_key=manifest.entry_key,
@@ -116,12 +138,41 @@ class Job:
             seconds=self._seconds,
             bytes=sum(manifest.blobs.values()),
             kernels=manifest.counts["kernels"],
-            warnings=(*plan.warnings(), *seen.warnings),
+            warnings=(*plan.warnings(), *seen.warnings, *untuned_warnings(self._pins, self._made)),
             build_observed=manifest.build_observed,
         )
 
+    def _keep_tuning(self, key: EntryKey, traced: Sequence[Traced], results: Results) -> None:
+        """Write what tuning measured beside the entry; over what is there of an earlier one."""
+        names = piece_names(traced)
+        named = {f"{names[d]} {v}": result.tuning for (d, v), result in results.items() if d in names}
+        found = entry_tuning(key, named)
+        if found is not None:
+            tuning.write(self._store, found)
+
+    def _keep_costs(self, key: EntryKey, traced: Sequence[Traced], results: Results, jobs: int) -> None:
+        """Write what the compile took beside the entry; it is there and whole without."""
+        names = piece_names(traced)
+        pieces = {
+            f"{names[d]} {v}": costs.PieceCost(result.seconds, result.tune_seconds)
+            for (d, v), result in results.items()
+            if d in names
+        }
+        with contextlib.suppress(StoreError):
+            costs.write(self._store, key, costs.Costs(dict(self._seconds), pieces, jobs))
+
+    def _workers(self, scratch: Path) -> Workers:
+        """Return the compile's workers, started already: how many tasks there will be is a guess."""
+        variants = 1 + len(self._request.sizes) + len(self._request.options.ranges)
+        device, tuned = self._request.target.device, self._request.options.autotune
+        jobs = self._jobs or default_jobs(UNIQUE_PIECES * variants, device.type)
+        threads = default_threads(jobs, device.type, tuned=tuned)
+        workers = Workers(jobs, scratch, device=str(device), threads=threads)
+        workers.start()
+        return workers
+
     def _collect(self, traced: Sequence[Traced]) -> None:
-        """Keep the predicates of new traces, and dump them."""
+        """Keep the predicates of new traces, and tell torch's structured trace of them."""
         for item in traced:
             found = collect(
                 item.trace.guards,
@@ -130,9 +181,8 @@ class Job:
                 global_scope=item.trace.global_scope,
             )
             self._predicates.extend(found.predicates)
-            if self._dump is not None:
-                dump_program(self._dump, self._programs, item.trace, item.program, stitch_of(item))
-            self._programs += 1
+        trace_programs(self._programs, traced)
+        self._programs += len(traced)
 
     def _count_plan(self, traced: Sequence[Traced], plan: CompilePlan) -> None:
         counters = self._counters
@@ -143,14 +193,16 @@ class Job:
         counters.splits = plan.splits
         counters.variants = len(plan.variants)
 
-    def _compile(self, traced: Sequence[Traced], scratch: Path) -> tuple[list[Traced], Results]:
+    def _compile(
+        self, traced: Sequence[Traced], scratch: Path, workers: Workers
+    ) -> tuple[list[Traced], Results]:
         """Compile every unique piece for every variant.
 
         Where lowering holds for all sizes but 1, that size is traced again on its own: a graph whose
         range excludes a size must not serve it, compiled for that size or not.
         """
-        cache = PieceCache(self._store, self._request.target)
-        results = self._run(traced, {}, cache, scratch)
+        cache = PieceCache(self._store, self._request.target, renew=self._recache or self._pins is not None)
+        results = self._run(traced, {}, cache, scratch, workers)
         completed: list[Traced] = []
         for item in traced:
             if self._excludes_one(item, results):
@@ -161,11 +213,12 @@ class Job:
             else:
                 completed.append(item)
         if len(completed) > len(traced):
-            results = self._run(completed, results, cache, scratch)
+            if self._dump is not None:
+                rename_pieces(self._dump, piece_names(traced), piece_names(completed))
+                dump_programs(self._dump, completed)
+            results = self._run(completed, results, cache, scratch, workers)
         if self._dump is not None:
-            names = piece_names(completed)
-            named = {f"{names[d]}.{v}": result for (d, v), result in results.items() if d in names}
-            dump_pieces(self._dump, named, self._store)
+            dump_pieces(self._dump, completed, results, self._store)
         return completed, results
 
     def _excludes_one(self, item: Traced, results: Results) -> bool:
@@ -174,11 +227,14 @@ class Job:
         for variant in item.variants:
             if not variant.static:
                 for graph in item.program.unique:
-                    excluded |= excluded_sizes(results[graph.digest, variant], graph.symbols, variant)
+                    found = excluded_sizes(results[graph.digest, variant], graph, variant)
+                    excluded |= {size: text for size, text in found.items() if item.holds_at(size)}
                 require_covered(excluded, static, variant)
         return 1 in excluded
 
-    def _run(self, traced: Sequence[Traced], known: Results, cache: PieceCache, scratch: Path) -> Results:
+    def _run(
+        self, traced: Sequence[Traced], known: Results, cache: PieceCache, scratch: Path, workers: Workers
+    ) -> Results:
         names = piece_names(traced)
         tasks: dict[tuple[FactorDigest, Variant], PieceTask] = {}
         for item in traced:
@@ -199,12 +255,16 @@ class Job:
             done += 1
             task = tasks[missing[index]]
             self._frozen.verify()
+            finished("compile.piece", result.seconds, piece=task.name, variant=str(task.variant))
             cache.put(task, result)  # at once, so that a compile that fails later need not repeat it
             self._tell(Progress("compile", done, total, f"{task.name} {task.variant}"))
 
-        jobs = self._jobs or default_jobs(len(missing), self._request.target.device.type)
         blobs = CountingBlobs(self._store)
-        made = run_tasks([tasks[key] for key in missing], blobs, jobs=jobs, scratch=scratch, on_done=on_done)
+        made = run_tasks(
+            [tasks[key] for key in missing], blobs, workers=workers, scratch=scratch, on_done=on_done
+        )
+        labels = [f"{tasks[key].name} {tasks[key].variant}" for key in missing]
+        self._made += zip(labels, (result.tuning for result in made), strict=True)
         self._count(made, hits=len(found), tuned=sum(tasks[key].tuned for key in missing))
         return {**known, **found, **dict(zip(missing, made, strict=True))}
 
@@ -213,6 +273,7 @@ class Job:
         counters.piece_cache_hits += hits
         counters.compiles += len(made)
         counters.autotunes += tuned
+        counters.tuning_runs += sum(result.tuning.runs for result in made if result.tuning is not None)
         counters.kernels_sealed += sum(result.kernels for result in made)
         counters.blobs_written += len({digest for result in made for digest in result.blobs})
 
@@ -226,10 +287,14 @@ class Job:
             graph=piece.graph,
             variant=variant,
             device=str(self._request.target.device),
-            options=options,
+            options={**options, **inductor_options(self._request.options.ranges, variant)},
             march=march,
             cpu_flags=flags,
             tuned=tuned,
             lines=piece.lines,
             alias_groups=piece.alias_groups,
+            passes=self._request.options.passes,
+            custom_ops=self._request.options.custom_ops,
+            dump=None if self._dump is None else str(piece_folder(self._dump.resolve(), name, variant)),
+            pins={} if self._pins is None else self._pins.files,
         )

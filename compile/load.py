@@ -21,6 +21,8 @@ from pwcc.cache.layers import named as named_layers
 from pwcc.cache.manifest import Manifest
 from pwcc.cache.policy import Policy
 from pwcc.cache.store import EntryRef, Store, default_root
+from pwcc.cache.switches import Switches
+from pwcc.cache.telemetry import span
 from pwcc.cache.trust import restrict
 from pwcc.compile.candidates import (
     Candidates,
@@ -38,8 +40,10 @@ from pwcc.compile.model_tree import model_tree
 from pwcc.compile.numeric_state import numeric_state
 from pwcc.compile.reader import EntryReader
 from pwcc.compile.receipt import LoadObserver
-from pwcc.compile.runtime.calling import Binder, CallingConvention, build_output
+from pwcc.compile.runtime.binding import Binder
+from pwcc.compile.runtime.calling import CallingConvention
 from pwcc.compile.runtime.decode import DecodeKernels
+from pwcc.compile.runtime.output import build_output
 from pwcc.compile.runtime.piece import PieceLoader
 from pwcc.compile.signature import signature_facts
 from pwcc.compile.target import Target, check_tag, device_of, host_facts, lookup_factors, target_of
@@ -83,6 +87,7 @@ def load(
         set aside where this user owns the directory.
 
     Raises:
+        CacheDisabled: ``PWCC_DISABLE`` is on.
         CacheMiss: no entry fits, or the directory is empty or absent; says why each candidate was not taken,
             damaged ones included.
         HostMismatch: an entry fits the model, but this host lacks something that it requires.
@@ -91,8 +96,9 @@ def load(
         StoreError: files cannot be read now (an I/O error, too many open files).
         SigningUnavailable: a signature is required, and ``cryptography`` is not installed.
     """
+    Switches.read().require_cache("a load")
     root = default_root() if cache_dir is None else Path(cache_dir)
-    with _collector_paused(), LoadObserver() as observer:
+    with _collector_paused(), span("load"), LoadObserver() as observer:
         with observer.step("lookup"):
             hint = f"run: pwcc compile --model ... --cache-dir {root}"
             store = find_layered(root, named_layers(layers), hint=hint)
@@ -216,7 +222,7 @@ def _load_programs(
                 bind=compile_stitch(reader.read(program.stitch)),
                 variants=variants,
                 binder=Binder(calling, device),
-                output=build_output(calling.output),
+                output=build_output(calling.output, [symbol.name for symbol in calling.symbols]),
             )
         )
     decode = DecodeKernels.of(manifest.decode_attention, {d: piece.call for d, piece in loaded.items()})

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pwcc.cache.errors import SpecializationError
 from pwcc.compile.piece_compiler import PieceResult
+from pwcc.compile.piece_graph import PieceGraph
 from pwcc.compile.rebuild import Variant
 from pwcc.compile.runtime.expressions import compile_expressions
 
 
-def excluded_sizes(result: PieceResult, symbols: Sequence[str], variant: Variant) -> dict[int, str]:
-    """Return the sizes of a variant's range that violate a guard, each with that guard and its line.
+def excluded_sizes(result: PieceResult, graph: PieceGraph, variant: Variant) -> dict[int, str]:
+    """Return the token counts of a variant's range that violate a guard, each with that guard and its line.
 
     Raises:
-        SpecializationError: a guard relates several sizes, so no list of sizes can say where it holds.
+        SpecializationError: a guard on another size, which no list of token counts can say where it holds.
     """
     if not result.guards:
         return {}
-    if len(symbols) != 1:
-        text, where = result.guards[0]
-        raise SpecializationError(f"lowering holds only where {text}, which relates several sizes", where=where)
-    holds = compile_expressions([text for text, _ in result.guards], list(symbols))
+    symbols = [name for name in graph.symbols if name not in graph.bounds]
+    for text, where in result.guards:
+        if len(symbols) != 1 or any(re.search(rf"\b{name}\b", text) for name in graph.bounds):
+            raise SpecializationError(
+                f"lowering holds only where {text}, which speaks of a size beside the token count",
+                where=where,
+                hint="declare that size as a number, or make the code independent of it",
+            )
+    holds = compile_expressions([text for text, _ in result.guards], symbols)
     excluded: dict[int, str] = {}
     for size in range(variant.low, variant.high + 1):
         for good, (text, where) in zip(holds(size), result.guards, strict=True):

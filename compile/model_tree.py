@@ -12,8 +12,10 @@ from types import FunctionType
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pwcc.cache import strict
+from pwcc.cache.errors import ModelError
 from pwcc.cache.ids import FactorDigest, factor_digest
 from pwcc.compile.runtime.portable import type_name
 
@@ -82,6 +84,9 @@ def model_tree(model: nn.Module) -> ModelTree:
 
     Plain tensor attributes (``self.table = torch.arange(4)``) count; tensors inside lists or other
     objects do not, Dynamo's guards speak of those. Modules reached by several names have a row each.
+
+    Raises:
+        ModelError: a parameter or buffer of a lazy module that never ran.
     """
     modules: list[ModuleRow] = []
     tensors: list[TensorRow] = []
@@ -115,6 +120,11 @@ def _held(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 
 def _row(name: str, kind: str, tensor: torch.Tensor, tied_to: str) -> TensorRow:
+    if is_lazy(tensor):
+        raise ModelError(
+            f"{kind} {name!r} has no shape yet: its lazy module never ran",
+            hint="call the model once in eager, or give the module its sizes",
+        )
     return TensorRow(name, kind, str(tensor.dtype), tuple(tensor.shape), _layout(tensor), tied_to)
 
 

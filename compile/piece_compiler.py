@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,17 +18,26 @@ import torch
 from pwcc.cache import strict
 from pwcc.cache.errors import NumericsError, PieceCompileError, PwccError, UnsealableError
 from pwcc.cache.ids import BlobDigest, blob_digest
-from pwcc.cache.sealed import InputFacts
+from pwcc.cache.sealed import InputFacts, SealedPiece, TritonKernel
+from pwcc.cache.tuning import PieceTuning, parse_files
 from pwcc.compile import numerics
+from pwcc.compile.layouts import Order, OtherLayout, ask_for, other_layouts
 from pwcc.compile.numerics import NumericsRecord
-from pwcc.compile.piece_graph import PieceGraph, SymbolInput
+from pwcc.compile.ops.custom_ops import write_out
+from pwcc.compile.passes.base import PassContext, PassSpec
+from pwcc.compile.passes.manager import PassRun, dump_passes
+from pwcc.compile.passes.registry import make as make_pass
+from pwcc.compile.piece_graph import PieceGraph, SymbolInput, interpret
 from pwcc.compile.rebuild import Variant, rebuild
 from pwcc.compile.runtime.expressions import compile_expressions
 from pwcc.compile.runtime.piece import PieceLoader
 from pwcc.compile.runtime.samples import sample_inputs
 from pwcc.compile.torch_private import inductor, symbols
 from pwcc.compile.torch_private.dynamo import is_data_dependent
+from pwcc.compile.torch_private.tuning import Watch
 
+INDUCTOR = "inductor.py"
+"""The file of a dump that holds Inductor's own code of a piece."""
 MAX_REASON = 300  # characters of a foreign error; the dispatcher's lists every backend
 
 
@@ -37,7 +46,10 @@ class PieceTask:
     """What one compile needs: the graph, the variant, the device, Inductor's options and required CPU flags.
 
     ``lines`` are the user's source lines per node, for messages only. ``alias_groups`` are positions of
-    inputs that share memory in the program; none of them may be written by the piece.
+    inputs that share memory in the program; none of them may be written by the piece. ``passes`` run in
+    their order; ``custom_ops`` are pwcc's own operators that keep their kernels, the others are written out;
+    ``dump`` is a directory for Inductor's code and the text of what passes changed. ``pins`` are files of an
+    earlier compile's tuning, whose choices are not timed again.
     """
 
     name: str
@@ -50,6 +62,10 @@ class PieceTask:
     tuned: bool = False
     lines: tuple[str | None, ...] = ()
     alias_groups: tuple[tuple[int, ...], ...] = ()
+    passes: tuple[PassSpec, ...] = ()
+    custom_ops: tuple[str, ...] = ()
+    dump: str | None = None
+    pins: Mapping[str, str] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Serialise for a worker process."""
@@ -65,6 +81,10 @@ class PieceTask:
                 "tuned": self.tuned,
                 "lines": list(self.lines),
                 "alias_groups": [list(group) for group in self.alias_groups],
+                "passes": [spec.to_json() for spec in self.passes],
+                "custom_ops": list(self.custom_ops),
+                "dump": self.dump,
+                "pins": dict(self.pins),
             }
         )
 
@@ -87,6 +107,10 @@ class PieceTask:
                 "lines", lambda value, where: None if value is None else strict.as_str(value, where)
             ),
             alias_groups=fields.list_("alias_groups", _as_group),
+            passes=fields.list_("passes", PassSpec.parse),
+            custom_ops=fields.list_("custom_ops", strict.as_str),
+            dump=fields.opt_str("dump"),
+            pins=fields.item("pins", parse_files),
         )
         fields.done()
         return task
@@ -101,6 +125,7 @@ class PieceResult:
     """One sealed piece: its record's digest, what lowering assumed of sizes, numerics, and the cost.
 
     ``guards`` are (condition in the piece's symbols, user's line). ``blobs`` are all digests with sizes.
+    ``tuning`` is what was timed, on a GPU only.
     """
 
     sealed: BlobDigest
@@ -110,6 +135,7 @@ class PieceResult:
     kernels: int
     seconds: float
     tune_seconds: float
+    tuning: PieceTuning | None = None
 
     def to_json(self) -> dict[str, strict.Json]:
         """Return the JSON form, as the piece cache stores it."""
@@ -121,6 +147,7 @@ class PieceResult:
             "kernels": self.kernels,
             "seconds": self.seconds,
             "tune_seconds": self.tune_seconds,
+            "tuning": None if self.tuning is None else self.tuning.to_json(),
         }
 
     @classmethod
@@ -138,6 +165,7 @@ class PieceResult:
             kernels=fields.int_("kernels"),
             seconds=fields.float_("seconds"),
             tune_seconds=fields.float_("tune_seconds"),
+            tuning=fields.opt_item("tuning", PieceTuning.parse),
         )
         fields.done()
         return result
@@ -166,7 +194,7 @@ def compile_piece(
     """Compile, tune, seal and check one piece.
 
     ``scratch`` is an existing directory for the compilers' own files; nothing in it is needed later.
-    ``tune_lock`` is a lock file that processes on one GPU share, so that tuning runs one at a time.
+    ``tune_lock`` is a lock file that processes on one GPU share: tuning is alone on it.
 
     Raises:
         PieceCompileError: Inductor failed; names the piece, the operation and the user's source line.
@@ -175,13 +203,13 @@ def compile_piece(
     """
     try:
         try:
-            return _compile(task, blobs, scratch, tune_lock, backed=False)
+            return _laid_out(task, blobs, scratch, tune_lock, backed=False)
         except Exception as error:
             asks = isinstance(error, NumericsError) or is_data_dependent(error)
             if task.variant.static or not asks:
                 raise
         # The piece's code depends on the value of the size, which backed symbols make explicit as guards.
-        return _compile(task, blobs, scratch, tune_lock, backed=True)
+        return _laid_out(task, blobs, scratch, tune_lock, backed=True)
     except PwccError as error:
         error.message = f"piece {task.name} ({task.variant}): {error.message}"
         error.where = error.where or _line_of(task, _culprit(task, error))
@@ -230,8 +258,31 @@ def _line_of(task: PieceTask, operation: str | None) -> str | None:
     return begin
 
 
-def _compile(
+def _laid_out(
     task: PieceTask, blobs: Blobs, scratch: Path, tune_lock: Path | None, *, backed: bool
+) -> PieceResult:
+    """Compile, and once more where outputs lie otherwise than those who read them were compiled for."""
+    try:
+        return _compile(task, blobs, scratch, tune_lock, backed=backed)
+    except OtherLayout as found:
+        orders = found.orders
+    try:
+        return _compile(task, blobs, scratch, tune_lock, backed=backed, orders=orders)
+    except OtherLayout as again:
+        raise UnsealableError(
+            f"outputs {sorted(again.orders)} of the piece cannot be laid out as eager's are",
+            hint="call .contiguous() on that tensor before the splitting operation",
+        ) from again
+
+
+def _compile(
+    task: PieceTask,
+    blobs: Blobs,
+    scratch: Path,
+    tune_lock: Path | None,
+    *,
+    backed: bool,
+    orders: Mapping[int, Order] | None = None,
 ) -> PieceResult:
     from pwcc.compile.sealing.builder_paths import builder_paths
     from pwcc.compile.sealing.compiled import CompiledPiece
@@ -244,16 +295,24 @@ def _compile(
     if device.type == "cpu":
         driver = write_driver(scratch / "driver", march=task.march, path_prefixes=paths)
         options["cpp.cxx"] = (None, str(driver))
-    with inductor.private_caches(scratch):
-        result, guards = _lower(task, device, options, backed=backed)
+    watch = Watch(scratch, task.pins, active=device.type == "cuda")
+    with inductor.private_caches(scratch), watch:
+        result, guards, run_passes = _lower(task, device, options, backed=backed, orders=orders or {})
     _refuse_aliased_writes(task, result.mutated_inputs)
     compiled = time.perf_counter()
     size = task.variant.hint
     run: Any = result.run
-    with _exclusive(tune_lock), torch.no_grad(), inductor.private_caches(scratch):
-        run(sample_inputs(task.graph, size, device, seed=numerics.SEED))
+    with _exclusive(tune_lock), torch.no_grad(), inductor.private_caches(scratch), watch:
+        outputs = run(sample_inputs(task.graph, size, device, seed=numerics.SEED))
+        plain = interpret(
+            task.graph, sample_inputs(task.graph, size, device, seed=numerics.SEED), device=device
+        )
+        wrong = other_layouts(outputs, plain)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+    if wrong:
+        raise OtherLayout(wrong)
+    del outputs, plain
     tuned = time.perf_counter()
     sizes: dict[BlobDigest, int] = {}
 
@@ -276,15 +335,19 @@ def _compile(
         tuned=task.tuned,
         cpu_flags=task.cpu_flags,
         builder_paths=paths,
+        passes=tuple(run_passes.counts),
     )
     with inductor.private_caches(scratch):
         record, digest = seal(piece, put)
     sealed: Any = PieceLoader(blobs.read_blob, device).load(record).call
-    measured = tuple(
-        numerics.measure(task.graph, size, device, compiled=run, sealed=sealed)
-        for size in task.variant.check_sizes
-        if _holds(guards, task.graph.symbols, size)
-    )
+    with _exclusive(tune_lock):  # what runs on the GPU meanwhile would disturb another worker's tuning
+        measured = tuple(
+            numerics.measure(task.graph, size, device, compiled=run, sealed=sealed)
+            for size in task.variant.check_sizes
+            if _holds(guards, task.graph, size)
+        )
+        if tune_lock is not None and device.type == "cuda":
+            torch.cuda.empty_cache()  # the next worker's samples may need the memory that these took
     return PieceResult(
         sealed=digest,
         numerics=measured,
@@ -293,22 +356,49 @@ def _compile(
         kernels=len(record.kernels),
         seconds=compiled - started,
         tune_seconds=tuned - compiled,
+        tuning=watch.result(result.module, _winners(record)),
     )
 
 
+def _winners(record: SealedPiece) -> list[tuple[str, str, str]]:
+    """Return name, symbol and chosen configuration of a piece's Triton kernels."""
+    kernels = (kernel for kernel in record.kernels if isinstance(kernel, TritonKernel))
+    return [(kernel.name, kernel.symbol, kernel.config) for kernel in kernels]
+
+
 def _lower(
-    task: PieceTask, device: torch.device, options: Mapping[str, object], *, backed: bool
-) -> tuple[inductor.InductorResult, tuple[tuple[str, str | None], ...]]:
-    """Compile the rebuilt piece; return it with the conditions on sizes that lowering relies on."""
+    task: PieceTask,
+    device: torch.device,
+    options: Mapping[str, object],
+    *,
+    backed: bool,
+    orders: Mapping[int, Order],
+) -> tuple[inductor.InductorResult, tuple[tuple[str, str | None], ...], PassRun]:
+    """Compile the rebuilt piece; return it, the conditions on sizes that lowering relies on, and the passes."""
     rebuilt = rebuild(task.graph, task.variant, device, task.lines, backed=backed)
-    names = dict(zip(_symbols_of(rebuilt.inputs), task.graph.symbols, strict=False))
-    result = inductor.compile_graph(rebuilt.graph_module, rebuilt.inputs, rebuilt.fake_mode, options)
-    return result, _guards(result.guards, names, rebuilt.fake_mode.shape_env)
+    ask_for(rebuilt.graph_module, orders)
+    names = _symbol_names(rebuilt.inputs, task.graph.symbols)
+    write_out(rebuilt.graph_module, keep=task.custom_ops, device_type=device.type)
+    variant = task.variant
+    passes = PassRun(
+        [(spec.name, make_pass(spec)) for spec in task.passes],
+        PassContext(device, variant.low, variant.high, variant.static),
+        keep_text=task.dump is not None,
+    )
+    result = inductor.compile_graph(
+        rebuilt.graph_module, rebuilt.inputs, rebuilt.fake_mode, options, passes=passes if task.passes else None
+    )
+    if task.dump is not None:
+        folder = Path(task.dump)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / INDUCTOR).write_text(result.source)
+        dump_passes(folder, passes.texts)
+    return result, _guards(result.guards, names, rebuilt.fake_mode.shape_env), passes
 
 
-def _holds(guards: Sequence[tuple[str, str | None]], names: Sequence[str], size: int) -> bool:
+def _holds(guards: Sequence[tuple[str, str | None]], graph: PieceGraph, size: int) -> bool:
     """Tell whether a size meets every guard; the others are served by variants of their own."""
-    return all(compile_expressions([text for text, _ in guards], names)(*(size for _ in names)))
+    return all(compile_expressions([text for text, _ in guards], graph.symbols)(*graph.sizes_at(size)))
 
 
 def _exclusive(lock: Path | None) -> AbstractContextManager[object]:
@@ -324,15 +414,18 @@ def input_facts(graph: PieceGraph, variant: Variant) -> tuple[InputFacts, ...]:
     facts: list[InputFacts] = []
     for item in graph.inputs:
         if isinstance(item, SymbolInput):
-            value: int | str = variant.low if variant.static else item.symbol
-            facts.append(InputFacts("int" if variant.static else "symint", value=value))
+            fixed = variant.fixes(item)
+            value: int | str = variant.low if fixed else item.symbol
+            facts.append(InputFacts("int" if fixed else "symint", value=value))
         else:
             facts.append(InputFacts("tensor", dtype=item.dtype, shape=item.shape, stride=item.stride))
     return tuple(facts)
 
 
-def _symbols_of(inputs: Sequence[Any]) -> list[Any]:
-    return [item.node.expr for item in inputs if isinstance(item, torch.SymInt)]
+def _symbol_names(inputs: Sequence[Any], names: Sequence[str]) -> dict[Any, str]:
+    """Return the compiler's symbols with the names of the sizes that they are; fixed sizes have none."""
+    given = zip(inputs, names, strict=False)
+    return {item.node.expr: name for item, name in given if isinstance(item, torch.SymInt)}
 
 
 def _guards(

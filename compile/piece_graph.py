@@ -31,6 +31,8 @@ from pwcc.compile.runtime.expressions import check_symbols, compile_expressions,
 from pwcc.compile.runtime.targets import require_attribute, require_method, resolve_target
 
 SCHEMA = 1
+ENTER = "torch.amp.autocast_mode._enter_autocast"
+EXIT = "torch.amp.autocast_mode._exit_autocast"
 ALLOCATIONS = frozenset({"empty", "empty_like", "new_empty", "empty_strided"})
 Dim = int | str
 
@@ -68,13 +70,28 @@ class TensorInput:
 
 @dataclass(frozen=True)
 class SymbolInput:
-    """A size that arrives as an integer: the symbol's name in this piece."""
+    """A size that arrives as an integer: the symbol's name in this piece.
+
+    A size other than the token count has its own inclusive range, whatever the variant; see ``Variant``.
+    """
 
     symbol: str
+    low: int | None = None
+    high: int | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Return the canonical form."""
-        return {"kind": "symbol", "symbol": self.symbol}
+        """Return the canonical form; only a size other than the token count says its range."""
+        found: dict[str, object] = {"kind": "symbol", "symbol": self.symbol}
+        return found if self.low is None else {**found, "low": self.low, "high": self.high}
+
+    @property
+    def is_tokens(self) -> bool:
+        """Tell whether it is the token count, whose value or range is the variant's."""
+        return self.low is None
+
+    def at(self, tokens: int) -> int:
+        """Return a size to try the piece with, beside so many tokens: the same, within the own range."""
+        return tokens if self.low is None or self.high is None else max(self.low, min(self.high, tokens))
 
 
 PieceInput = TensorInput | SymbolInput
@@ -123,6 +140,19 @@ class PieceGraph:
     def symbols(self) -> tuple[str, ...]:
         """Names of the size symbols, in input order."""
         return tuple(item.symbol for item in self.inputs if isinstance(item, SymbolInput))
+
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """Inclusive ranges of the sizes that are not the token count, by symbol."""
+        return {
+            item.symbol: (item.low, item.high)
+            for item in self.inputs
+            if isinstance(item, SymbolInput) and item.low is not None and item.high is not None
+        }
+
+    def sizes_at(self, tokens: int) -> tuple[int, ...]:
+        """Values of the symbols to try the piece with, for so many tokens; see :meth:`SymbolInput.at`."""
+        return tuple(item.at(tokens) for item in self.inputs if isinstance(item, SymbolInput))
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -221,7 +251,9 @@ def _parse_input(value: object, where: str) -> PieceInput:
     fields = strict.Fields(value, where)
     kind = fields.str_("kind")
     if kind == "symbol":
-        symbol = SymbolInput(fields.str_("symbol"))
+        name, ranged = fields.str_("symbol"), isinstance(value, dict) and "low" in value
+        low = fields.int_("low", low=0) if ranged else None
+        symbol = SymbolInput(name, low, fields.int_("high", low=low or 0) if ranged else None)
         fields.done()
         return symbol
     if kind != "tensor":
@@ -252,7 +284,8 @@ def interpret(
 ) -> tuple[object, ...]:
     """Run a piece eagerly, operation by operation; the reference that sealed pieces are checked against.
 
-    With ``upcast`` every reduced-precision dtype in the graph becomes float32, as must the inputs.
+    With ``upcast`` every reduced-precision dtype in the graph becomes float32, as must the inputs; products
+    that give 16 bits only are widened after.
 
     Raises:
         CorruptEntry: an operation may not be called, does not exist here, or fails.
@@ -263,29 +296,49 @@ def interpret(
     def size(text: str) -> object:
         return compile_expressions([text], symbols)(*sizes)[0]
 
-    def one(value: object) -> object:
-        return decode_argument(_widen(value) if upcast else value, values, size, device)
+    def one(value: object, *, widen: bool = upcast) -> object:
+        return decode_argument(_widen(value) if widen else value, values, size, device)
 
     if len(inputs) != len(graph.inputs):
         raise CorruptEntry(f"expected {len(graph.inputs)} inputs of a piece, got {len(inputs)}")
     values: list[object] = list(inputs)
-    for node in graph.nodes:
-        args = cast(Sequence[object], one(node.args))
-        kwargs = cast(Mapping[str, object], one(node.kwargs))
-        try:
-            values.append(_run(node, args, kwargs, upcast))
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise CorruptEntry(
-                f"the operation {node.target} of a piece failed: {type(error).__name__}: {error}"
-            ) from error
+    regions: list[object] = []
+    try:
+        for node in graph.nodes:
+            widen = upcast and node.target not in _NARROW
+            args = cast(Sequence[object], one(node.args, widen=widen))
+            kwargs = cast(Mapping[str, object], one(node.kwargs, widen=widen))
+            try:
+                values.append(_run(node, args, kwargs, regions, upcast))
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
+                raise CorruptEntry(
+                    f"the operation {node.target} of a piece failed: {type(error).__name__}: {error}"
+                ) from error
+    finally:  # the thread's autocast state is the caller's
+        while regions:
+            resolve_target(EXIT)(regions.pop())
     return tuple(one(output) for output in graph.outputs)
 
 
-def _run(node: PieceNode, args: Sequence[object], kwargs: Mapping[str, object], upcast: bool) -> object:
+def _run(
+    node: PieceNode, args: Sequence[object], kwargs: Mapping[str, object], regions: list[object], upcast: bool
+) -> object:
+    if node.target == ENTER:
+        if len(args) != 4 or kwargs:
+            raise CorruptEntry(f"expected four arguments of an autocast region, got {len(args)}")
+        device, dtype, enabled, cached = args
+        regions.append(resolve_target(ENTER)(device, dtype, enabled and not upcast, cached))
+        return regions[-1]
+    if node.target == EXIT:
+        if not regions or list(args) != [regions[-1]]:
+            raise CorruptEntry("a piece leaves an autocast region that it is not in")
+        return resolve_target(EXIT)(regions.pop())
     if node.op != "call_method":
-        return resolve_target(node.target)(*args, **kwargs)
+        made = resolve_target(node.target)(*args, **kwargs)
+        narrow = upcast and node.target in _NARROW and isinstance(made, torch.Tensor)
+        return made.float() if narrow else made  # type: ignore[attr-defined]
     if not isinstance(args[0], torch.Tensor):
         raise CorruptEntry(f"expected a tensor for the method {node.target!r}, got {type(args[0]).__name__}")
     name = "float" if upcast and node.target in ("half", "bfloat16") else node.target
@@ -293,6 +346,8 @@ def _run(node: PieceNode, args: Sequence[object], kwargs: Mapping[str, object], 
 
 
 REDUCED = frozenset({"bfloat16", "float16"})
+# With one scale a row, CUDA's products of 8-bit matrices give bfloat16 and refuse float32.
+_NARROW = frozenset({"torch._scaled_mm", "torch.ops.aten._scaled_mm", "torch.ops.aten._scaled_mm.default"})
 
 
 def _widen(value: object) -> object:

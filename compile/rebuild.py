@@ -32,7 +32,10 @@ from pwcc.compile.torch_private import symbols
 
 @dataclass(frozen=True)
 class Variant:
-    """Which sizes a compiled piece serves: one fixed size per symbol, or an inclusive range of all of them."""
+    """Which token counts a compiled piece serves: one, or an inclusive range.
+
+    Sizes other than the token count stay symbols in every variant, in the ranges that the piece says.
+    """
 
     low: int
     high: int
@@ -52,6 +55,10 @@ class Variant:
     def check_sizes(self) -> tuple[int, ...]:
         """Sizes to check against eager: the ends where compiled ranges go wrong (1, 2), and the hint."""
         return tuple(sorted({self.low, min(self.low + 1, self.high), self.hint}))
+
+    def fixes(self, item: SymbolInput) -> bool:
+        """Tell whether a size is a number in this variant and not a symbol."""
+        return self.static and item.is_tokens
 
     def __str__(self) -> str:
         return f"n={self.low}" if self.static else f"n={self.low}..{self.high}"
@@ -115,14 +122,18 @@ def rebuild(
     env = ShapeEnv(specialize_zero_one=False, duck_shape=False) if backed else ShapeEnv()
     fake_mode = FakeTensorMode(shape_env=env)
 
-    def new_size(name: str) -> Any:
-        if variant.static:
+    def new_size(item: SymbolInput) -> Any:
+        if variant.fixes(item):
             return variant.low
+        low = variant.low if item.low is None else item.low
+        high = variant.high if item.high is None else item.high
         if backed:
-            return symbols.new_backed_size(env, name, variant.low, variant.high, hint=variant.hint)
-        return symbols.new_unbacked_size(env, variant.low, variant.high)
+            return symbols.new_backed_size(env, item.symbol, low, high, hint=item.at(variant.hint))
+        return symbols.new_unbacked_size(env, low, high)
 
-    sizes: dict[str, Any] = {name: new_size(name) for name in piece.symbols}
+    sizes: dict[str, Any] = {
+        item.symbol: new_size(item) for item in piece.inputs if isinstance(item, SymbolInput)
+    }
     graph = fx.Graph()
     inputs: list[Any] = []
     values: list[Any] = []
@@ -131,7 +142,7 @@ def rebuild(
         placeholder = graph.placeholder(f"i{index}")
         if isinstance(item, SymbolInput):
             example: Any = sizes[item.symbol]
-            nodes[item.symbol] = variant.low if variant.static else placeholder
+            nodes[item.symbol] = variant.low if variant.fixes(item) else placeholder
         else:
             example = _fake_input(item, piece.symbols, sizes, fake_mode, device)
         placeholder.meta["example_value"] = placeholder.meta["val"] = example

@@ -17,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
+from pwcc.cache.telemetry import span
 from pwcc.compile.torch_private.counters import CompilerCounts, CounterWindow
 
 if TYPE_CHECKING:
@@ -186,7 +187,8 @@ class LoadObserver:
         self._steps.setdefault(name, 0.0)
         start = self._clock()
         try:
-            yield
+            with span(f"load.{name}"):
+                yield
         finally:
             self._steps[name] += (self._clock() - start) * 1000
 

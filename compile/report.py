@@ -15,6 +15,8 @@ class CompileCounters:
 
     ``pieces`` counts as the field does: all segments that the graph falls into, the eager ones around
     splitting operations included (2 x layers + 1); ``compiled_pieces`` those that Inductor compiles.
+    ``autotunes`` counts pieces that were compiled with tuning, ``tuning_runs`` how often a kernel was timed to
+    choose one.
     """
 
     graphs_seen: int = 0
@@ -26,6 +28,7 @@ class CompileCounters:
     compiles: int = 0
     piece_cache_hits: int = 0
     autotunes: int = 0
+    tuning_runs: int = 0
     kernels_sealed: int = 0
     blobs_written: int = 0
 

@@ -1,115 +1,40 @@
 """Key: cut a traced graph at its splitting operations into canonical pieces and eager calls.
 
-What crosses a boundary is tensors only: sizes are expressions of the program's symbols, so neither a
-``torch.Size`` nor a computed size is ever handed from piece to piece; ``getitem`` stays with its
-producer; consecutive splitting operations share one eager segment; a piece that only allocates joins
-the piece before it, or runs eagerly.
+What crosses a boundary is tensors only. Sizes are expressions of the program's symbols, and numbers that
+are computed of sizes are computed again where they are used (see :mod:`pwcc.compile.sizes`). Autocast regions
+hold wherever an operation lands (see :mod:`pwcc.compile.regions`).
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from pwcc.cache.errors import UnsealableError
-from pwcc.compile.conditions import run_time_value, source_line
-from pwcc.compile.piece_graph import (
-    ALLOCATIONS,
-    Dim,
-    PieceGraph,
-    PieceInput,
-    PieceNode,
-    SymbolInput,
-    TensorInput,
-)
-from pwcc.compile.runtime.arguments import encode_constant
-from pwcc.compile.runtime.targets import target_name
-from pwcc.compile.torch_private import symbols
-from pwcc.compile.trace import ArgumentInput, Trace, WeightInput
+from pwcc.compile.conditions import source_line
+from pwcc.compile.effects import refuse_effects
+from pwcc.compile.encoding import Encoder, leaves, nearest_line, qualified_name
+from pwcc.compile.origins import ArgumentInput, WeightInput
+from pwcc.compile.piece_graph import PieceGraph, PieceInput, SymbolInput, TensorInput
+from pwcc.compile.piece_writer import PieceWriter
+from pwcc.compile.rederive import derive_views_again
+from pwcc.compile.regions import Regions, State, is_enter, is_exit
+from pwcc.compile.runtime.calling import TOKENS
+from pwcc.compile.segments import SplittingOps, is_tensor, operation_name, segments
+from pwcc.compile.sizes import Sizes
+from pwcc.compile.steps import EagerStep, PieceStep, Program, Ref, SizeOutput, Step
+from pwcc.compile.trace import Trace
 
-DEFAULT_SPLITTING_OPS = ("pwcc::attention",)
+DEFAULT_SPLITTING_OPS = ("pwcc::attention", "pwcc::opaque")
 
 # Calls that a traced graph may hold and that compiled inference, always without gradients, does not need.
 _DROPPED = frozenset(
     {"_set_grad_enabled", "_log_api_usage_once", "_enter_inference_mode", "_exit_inference_mode"}
 )
-# A sealed piece has no random state to draw from: its replay would repeat, or differ from, eager's numbers.
-_RANDOM = frozenset(
-    """
-    rand rand_like randn randn_like randint randint_like randperm bernoulli bernoulli_ multinomial normal
-    normal_ uniform_ exponential_ geometric_ cauchy_ log_normal_ random_ poisson
-    """.split()  # noqa: SIM905 (a table)
-)
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A program value: ``weight``, ``argument`` or ``value`` (made by an earlier step), and its index."""
-
-    kind: str
-    index: int
-
-
-@dataclass(frozen=True)
-class PieceStep:
-    """Call a piece: which graph, the program symbols for its own, tensors in, values out.
-
-    ``alias_groups`` are positions among the graph's inputs of tensors that share memory.
-    """
-
-    graph: PieceGraph
-    symbols: tuple[str, ...]
-    inputs: tuple[Ref, ...]
-    outputs: tuple[int, ...]
-    lines: tuple[str | None, ...] = field(compare=False)
-    alias_groups: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class EagerStep:
-    """Call one operation outside every piece; arguments are encoded over program values."""
-
-    target: str
-    args: object
-    kwargs: object
-    output: int | None
-    splitting: bool
-
-
-Step = PieceStep | EagerStep
-
-
-@dataclass(frozen=True)
-class Program:
-    """A straight-line program over pieces and eager calls, with its weights and arguments by position."""
-
-    steps: tuple[Step, ...]
-    weights: tuple[tuple[str, ...], ...]
-    outputs: tuple[Ref, ...]
-    splits: int
-
-    @property
-    def segments(self) -> int:
-        """Compiled pieces plus runs of eager calls between them: 2 x layers + 1 for a decoder."""
-        eager = [isinstance(step, EagerStep) for step in self.steps]
-        return len(self.pieces) + sum(
-            now and not before for before, now in zip([False, *eager], eager, strict=False)
-        )
-
-    @property
-    def pieces(self) -> tuple[PieceStep, ...]:
-        """The piece calls in order."""
-        return tuple(step for step in self.steps if isinstance(step, PieceStep))
-
-    @property
-    def unique(self) -> tuple[PieceGraph, ...]:
-        """The structurally different pieces, in order of first use."""
-        return tuple({piece.graph.digest: piece.graph for piece in self.pieces}.values())
+_BACKENDS = frozenset({"_backend_from_string", "_sdpa_kernel"})
 
 
 def split(trace: Trace, splitting_ops: Sequence[str] = DEFAULT_SPLITTING_OPS) -> Program:
@@ -117,23 +42,25 @@ def split(trace: Trace, splitting_ops: Sequence[str] = DEFAULT_SPLITTING_OPS) ->
 
     Args:
         trace: what :func:`pwcc.compile.trace.trace` returned.
-        splitting_ops: ``ns::name`` (any overload) or ``ns::name.overload``; an operation that has several
-            is matched by the second form only where the code itself names the overload.
+        splitting_ops: names as :class:`pwcc.compile.segments.SplittingOps` takes them.
 
     Raises:
         UnsealableError: an operation or constant without a portable form, by name and source line.
         TraceError: a size that the graph computes.
     """
-    return _Splitter(trace, splitting_ops).run()
+    return _Splitter(trace, SplittingOps(splitting_ops)).run()
 
 
 class _Splitter:
-    """Assigns every node to a segment, then encodes the segments. Made for one trace."""
+    """Encodes the segments of one trace as the steps of a program."""
 
-    def __init__(self, trace: Trace, splitting_ops: Sequence[str]) -> None:
+    def __init__(self, trace: Trace, splitting: SplittingOps) -> None:
         self._trace = trace
-        self._names = frozenset(splitting_ops)
-        self._segment: dict[fx.Node, int] = {}
+        self._graph = trace.graph_module.graph
+        self._splitting = splitting
+        self._sizes = Sizes(trace.shape_env, trace.symbol_names)
+        self._regions = Regions({}, ())
+        self._steps: list[Step] = []
         self._refs: dict[fx.Node, Ref] = {}
         self._values = 0
         weights = [n for n, origin in trace.origins.items() if isinstance(origin, WeightInput)]
@@ -146,280 +73,229 @@ class _Splitter:
                 self._refs[node] = Ref("argument", tensors.index(origin.parameter))
 
     def run(self) -> Program:
-        nodes = [node for node in self._trace.graph_module.graph.nodes if self._is_computation(node)]
-        segments = self._merge_allocations(self._assign(nodes))
-        output = next(node for node in self._trace.graph_module.graph.nodes if node.op == "output")
-        results = [node for node in output.args[0] if isinstance(node, fx.Node)]
-        if len(results) != len(output.args[0]):
-            raise UnsealableError("the graph returns a value that is not computed by it")
-        steps: list[Step] = []
+        found = segments([n for n in self._graph.nodes if self._is_computation(n)], self._splitting)
+        for segment in found:
+            derive_views_again(segment, self._sizes.is_number)
+        self._regions = Regions.of(self._graph, _device_types(self._graph))
+        results = next(node for node in self._graph.nodes if node.op == "output").args[0]
         splits = 0
-        for index, (eager, members) in enumerate(segments):
-            if eager:
-                steps.extend(self._eager_step(node) for node in members)
-                splits += sum(self._is_splitting(node) for node in members)
-            elif members:
-                later = {node for _, rest in segments[index + 1 :] for node in rest}
-                steps.append(self._piece_step(members, later, results))
-        for node in results:
-            if node not in self._refs:
-                raise UnsealableError(
-                    f"the graph returns a {_kind(node)}, not a tensor", where=source_line(node)
-                )
-        return Program(tuple(steps), self._weights, tuple(self._refs[node] for node in results), splits)
-
-    # --- segments ---
+        for index, segment in enumerate(found):
+            if segment.eager:
+                for node in segment.members:
+                    self._eager_step(node)
+                splits += sum(node in self._splitting for node in segment.members)
+            else:
+                later = {node for rest in found[index + 1 :] for node in rest.members}
+                self._piece_step(segment.members, later, results)
+        outputs = tuple(self._output(result) for result in results)
+        return Program(tuple(self._steps), self._weights, outputs, splits)
 
     def _is_computation(self, node: fx.Node) -> bool:
         if node.op in ("placeholder", "output"):
             return False
         if node.op in ("get_attr", "call_module"):
+            raise _not_an_operation(node)
+        name = operation_name(node)
+        if name in _BACKENDS:
             raise UnsealableError(
-                f"the graph holds {node.op} {node.target!r} (a higher-order operation or a constant tensor)",
-                where=source_line(node),
+                "the graph chooses attention backends (sdpa_kernel), which only eager code follows",
+                where=nearest_line(node),
+                hint="choose them outside the compiled module, or split at the attention",
             )
-        name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", "")).split(
-            "."
-        )[0]
-        if name in _RANDOM and not self._is_splitting(node):
-            raise UnsealableError(
-                f"the graph draws random numbers ({name})",
-                where=source_line(node),
-                hint="draw them outside the compiled module and pass them in",
-            )
-        if name in _DROPPED:
-            return False
-        return not _is_size(node)
+        if node not in self._splitting:
+            refuse_effects(node)
+        return not (name in _DROPPED or is_enter(node) or is_exit(node) or self._sizes.is_number(node))
 
-    def _is_splitting(self, node: fx.Node) -> bool:
-        target = node.target
-        if isinstance(target, torch._ops.OpOverload):
-            name = f"{target.namespace}::{target._opname}"
-            return name in self._names or f"{name}.{target._overloadname}" in self._names
-        if isinstance(target, torch._ops.OpOverloadPacket):
-            name, overloads = target._qualified_op_name, target.overloads()  # type: ignore[no-untyped-call]
-            return name in self._names or (len(overloads) == 1 and f"{name}.{overloads[0]}" in self._names)
-        return False
+    # --- outputs and eager calls ---
 
-    def _assign(self, nodes: Sequence[fx.Node]) -> list[tuple[bool, list[fx.Node]]]:
-        segments: list[tuple[bool, list[fx.Node]]] = []
-        home: dict[fx.Node, int] = {}
-        for node in nodes:
-            producer = node.args[0] if node.target is operator.getitem else None
-            if isinstance(producer, fx.Node) and producer in home and _kind(producer) != "Tensor":
-                home[node] = home[producer]
-                segments[home[node]][1].append(node)
-                continue
-            eager = self._is_splitting(node)
-            if not segments or segments[-1][0] != eager:
-                segments.append((eager, []))
-            segments[-1][1].append(node)
-            home[node] = len(segments) - 1
-        return segments
+    def _output(self, result: object) -> Ref | SizeOutput:
+        if isinstance(result, (int, float)):
+            return SizeOutput(result)
+        if not isinstance(result, fx.Node):
+            raise UnsealableError("the graph returns a value that is not computed by it")
+        if self._sizes.is_number(result):
+            return self._number_output(result)
+        if result not in self._refs:
+            kind = type(result.meta.get("example_value")).__name__
+            raise UnsealableError(f"the graph returns a {kind}, not a tensor", where=source_line(result))
+        return self._refs[result]
 
-    def _merge_allocations(
-        self, segments: list[tuple[bool, list[fx.Node]]]
-    ) -> list[tuple[bool, list[fx.Node]]]:
-        """Move a compute segment that only allocates into the compute segment before it."""
-        merged: list[tuple[bool, list[fx.Node]]] = []
-        for eager, members in segments:
-            if eager or not all(_is_allocation(node) for node in members):
-                merged.append((eager, members))
-                continue
-            before = next((i for i in range(len(merged) - 1, -1, -1) if not merged[i][0]), None)
-            made_since = {node for _, rest in merged[(before or 0) + 1 :] for node in rest}
-            needs = {used for node in members for used in node.all_input_nodes}
-            if before is not None and not needs & made_since:
-                merged[before][1].extend(members)
-            else:
-                merged.append((True, members))
-        joined: list[tuple[bool, list[fx.Node]]] = []
-        for eager, members in merged:
-            if joined and joined[-1][0] == eager:
-                joined[-1][1].extend(members)
-            else:
-                joined.append((eager, members))
-        return joined
-
-    # --- encoding ---
+    def _number_output(self, result: fx.Node) -> Ref | SizeOutput:
+        list(self._sizes.symbols(result.meta["example_value"], source_line(result)))
+        if self._sizes.is_computed(result):
+            return self._number(result)
+        encoded = self._sizes.encode(result.meta["example_value"], self._trace.symbol_names)
+        if isinstance(encoded, dict) and isinstance(text := encoded.get("s"), str):
+            return SizeOutput(text)
+        if isinstance(encoded, (int, float)):
+            return SizeOutput(encoded)
+        raise UnsealableError("the graph returns a torch.Size as one value", where=source_line(result))
 
     def _new_value(self, node: fx.Node) -> int:
         self._refs[node] = Ref("value", self._values)
         self._values += 1
         return self._values - 1
 
-    def _eager_step(self, node: fx.Node) -> EagerStep:
-        names = dict(self._trace.symbol_names.items())
+    def _number(self, node: fx.Node) -> Ref:
+        """Return a number that steps of the program compute, once."""
+        if node not in self._refs:
+            self._require_sizes(node)
+            self._add(node, number=True)
+        return self._refs[node]
 
+    def _require_sizes(self, node: fx.Node) -> None:
+        list(self._sizes.symbols(node.meta["example_value"], source_line(node)))
+
+    def _eager_step(self, node: fx.Node) -> None:
+        self._add(node, splitting=node in self._splitting, regions=self._regions.around(node))
+
+    def _add(
+        self, node: fx.Node, *, splitting: bool = False, regions: State = (), number: bool = False
+    ) -> None:
         def value(used: fx.Node) -> object:
-            ref = self._refs[used]
+            ref = self._number(used) if self._sizes.is_computed(used) else self._refs[used]
             return {"r": [ref.kind, ref.index]}
 
-        encoder = _Encoder(self._trace, names, value)
+        self._require_known(node)
+        encoder = Encoder(self._sizes, self._trace.symbol_names, value)
         args, kwargs = encoder.encode(node.args, node), encoder.encode(dict(node.kwargs), node)
-        target = _target(node)
+        target = qualified_name(node)
         output = self._new_value(node) if node.users else None
-        return EagerStep(target, args, kwargs, output, self._is_splitting(node))
+        self._steps.append(EagerStep(target, args, kwargs, output, splitting, regions, number, (node.name,)))
 
-    def _piece_step(
-        self, members: Sequence[fx.Node], later: set[fx.Node], results: Sequence[fx.Node]
-    ) -> PieceStep:
+    def _require_known(self, node: fx.Node) -> None:
+        """Raise for a size among the arguments that the graph computes."""
+        for leaf in leaves((node.args, node.kwargs)):
+            value = leaf.meta.get("example_value") if isinstance(leaf, fx.Node) else leaf
+            if not isinstance(value, torch.Tensor):
+                list(self._sizes.symbols(value, source_line(node)))
+
+    # --- pieces ---
+
+    def _piece_step(self, segment: Sequence[fx.Node], later: set[fx.Node], results: Sequence[object]) -> None:
+        members = self._with_numbers(segment)
         own = set(members)
         external = list(
             dict.fromkeys(
                 used
                 for node in members
                 for used in node.all_input_nodes
-                if used not in own and used in self._refs and not _is_size(used)
+                if used not in own and used in self._refs and not self._sizes.is_number(used)
             )
         )
         local = self._local_symbols(members, external)
         own_names = dict(zip(map(self._trace.symbol_names.__getitem__, local), local.values(), strict=True))
-        sizes = tuple(SymbolInput(name) for name in own_names.values())
+        sizes = tuple(self._symbol_input(name, own) for name, own in own_names.items())
         inputs: list[PieceInput] = [*sizes, *(self._tensor_input(node, local) for node in external)]
-        numbers: dict[fx.Node, int] = {node: len(sizes) + i for i, node in enumerate(external)}
-        encoder = _Encoder(self._trace, local, lambda used: {"v": numbers[used]})
-        nodes: list[PieceNode] = []
+        values = {node: len(sizes) + i for i, node in enumerate(external)}
+        writer = PieceWriter(self._sizes, local, values, len(inputs))
         for node in members:
-            method = node.op == "call_method"
-            target = str(node.target) if method else _target(node)
-            op = "call_method" if method else "call_function"
-            nodes.append(
-                PieceNode(
-                    op, target, encoder.encode(list(node.args), node), encoder.encode(dict(node.kwargs), node)
-                )
-            )
-            numbers[node] = len(inputs) + len(nodes) - 1
-        leaving = [n for n in members if n in results or any(user in later for user in n.users)]
+            if not self._sizes.is_number(node):
+                writer.enter(self._regions.at[node])
+            writer.add(node)
+        writer.enter(())
+        leaving = [n for n in segment if n in results or any(user in later for user in n.users)]
         for node in leaving:
-            if _kind(node) != "Tensor":
-                raise _crossing(node, members)
-        graph = PieceGraph(tuple(inputs), tuple(nodes), tuple({"v": numbers[node]} for node in leaving))
-        return PieceStep(
-            graph=graph,
-            symbols=tuple(own_names),
-            inputs=tuple(self._refs[node] for node in external),
-            outputs=tuple(self._new_value(node) for node in leaving),
-            lines=tuple(source_line(node) for node in members),
-            alias_groups=_alias_groups(external, len(sizes)),
+            if not is_tensor(node):
+                raise _crossing(node)
+        graph = PieceGraph(tuple(inputs), tuple(writer.nodes), tuple(writer.value(node) for node in leaving))
+        self._steps.append(
+            PieceStep(
+                graph=graph,
+                symbols=tuple(own_names),
+                inputs=tuple(self._refs[node] for node in external),
+                outputs=tuple(self._new_value(node) for node in leaving),
+                lines=tuple(writer.lines),
+                alias_groups=_alias_groups(external, len(sizes)),
+                nodes=tuple(node.name for node in members),
+            )
         )
+
+    def _with_numbers(self, segment: Sequence[fx.Node]) -> list[fx.Node]:
+        """Return a segment's operations, before each the operations of the numbers that it needs."""
+        members: dict[fx.Node, None] = {}
+
+        def add(node: fx.Node) -> None:
+            for used in node.all_input_nodes:
+                if used not in members and self._sizes.is_computed(used):
+                    self._require_sizes(used)
+                    add(used)
+            members[node] = None
+
+        for node in segment:
+            add(node)
+        return list(members)
 
     def _local_symbols(self, members: Sequence[fx.Node], external: Sequence[fx.Node]) -> dict[Any, str]:
         """Name the symbols that a piece needs by first appearance: in its inputs, then in its arguments.
 
         Torch's symbols that are one symbol of the program get one name.
         """
-        where: str | None = None
         found: dict[Any, str] = {}
         own: dict[str, str] = {}
 
-        def see(value: object) -> None:
-            if isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
-                for symbol in symbols.free_symbols(symbols.expression(value, self._trace.shape_env)):
-                    if symbol not in self._trace.symbol_names:
-                        raise run_time_value(symbol, where)
-                    name = self._trace.symbol_names[symbol]
-                    found[symbol] = own.setdefault(name, f"s{len(own)}")
+        def see(value: object, where: str | None) -> None:
+            for symbol in self._sizes.symbols(value, where):
+                found[symbol] = own.setdefault(self._trace.symbol_names[symbol], f"s{len(own)}")
 
         for node in external:
-            where = source_line(node)
             fake = node.meta["example_value"]
             for size in (*fake.shape, *fake.stride(), fake.storage_offset()):
-                see(size)
+                see(size, source_line(node))
         for node in members:
-            where = source_line(node)
-            for leaf in _leaves((node.args, node.kwargs)):
-                if isinstance(leaf, fx.Node) and _is_size(leaf):
-                    value = leaf.meta["example_value"]
-                    for size in value if isinstance(value, tuple) else (value,):
-                        see(size)
-                else:
-                    see(leaf)
+            for leaf in leaves((node.args, node.kwargs)):
+                if not isinstance(leaf, fx.Node):
+                    see(leaf, source_line(node))
+                elif self._sizes.is_number(leaf) and not self._sizes.is_computed(leaf):
+                    see(leaf.meta["example_value"], source_line(node))
         return found
+
+    def _symbol_input(self, program_name: str, name: str) -> SymbolInput:
+        if program_name == TOKENS:
+            return SymbolInput(name)
+        symbol = next(item for item in self._trace.calling.symbols if item.name == program_name)
+        return SymbolInput(name, symbol.low, symbol.high)
 
     def _tensor_input(self, node: fx.Node, local: Mapping[Any, str]) -> TensorInput:
         fake = node.meta["example_value"]
-        env = self._trace.shape_env
-
-        def text(value: object) -> Dim:
-            return symbols.to_text(symbols.expression(value, env), local)
-
         return TensorInput(
             dtype=str(fake.dtype).removeprefix("torch."),
             device=fake.device.type,
-            shape=tuple(text(size) for size in fake.shape),
-            stride=tuple(text(step) for step in fake.stride()),
-            offset=text(fake.storage_offset()),
+            shape=tuple(self._sizes.text(size, local, node) for size in fake.shape),
+            stride=tuple(self._sizes.text(step, local, node) for step in fake.stride()),
+            offset=self._sizes.text(fake.storage_offset(), local, node),
         )
 
 
-class _Encoder:
-    """Encodes node arguments; sizes become expressions, nodes become what ``value`` says."""
-
-    def __init__(self, trace: Trace, names: Mapping[Any, str], value: Any) -> None:
-        self._env = trace.shape_env
-        self._names = names
-        self._value = value
-
-    def encode(self, item: object, node: fx.Node) -> object:
-        match item:
-            case fx.Node():
-                return self._size(item.meta["example_value"]) if _is_size(item) else self._value(item)
-            case torch.SymInt():
-                return self._size(item)
-            case torch.Size() | tuple():
-                return {"tuple": [self.encode(element, node) for element in item]}
-            case list():
-                return [self.encode(element, node) for element in item]
-            case dict():
-                return {"dict": [[str(key), self.encode(element, node)] for key, element in item.items()]}
-            case slice():
-                return {"slice": [self.encode(part, node) for part in (item.start, item.stop, item.step)]}
-        try:
-            return encode_constant(item)
-        except TypeError as error:
-            raise UnsealableError(
-                f"an argument of {node.target} has no portable form: {error}", where=source_line(node)
-            ) from None
-
-    def _size(self, value: object) -> object:
-        if isinstance(value, tuple):
-            return {"tuple": [self._size(element) for element in value]}
-        if isinstance(value, (int, float, bool)):
-            return value
-        text = symbols.to_text(symbols.expression(value, self._env), self._names)
-        return text if isinstance(text, int) else {"s": text}
+def _device_types(graph: fx.Graph) -> set[str]:
+    values = [node.meta.get("example_value") for node in graph.nodes]
+    return {value.device.type for value in values if isinstance(value, torch.Tensor)}
 
 
-def _crossing(node: fx.Node, members: Sequence[fx.Node]) -> UnsealableError:
-    after = members[members.index(node) :]
-    where = next((line for member in after if (line := source_line(member))), None)
-    name = getattr(node.target, "__name__", str(node.target))
-    if name.startswith("_enter_"):
+def _not_an_operation(node: fx.Node) -> UnsealableError:
+    user = next((user for user in node.users if user.op == "call_function"), None)
+    name = operation_name(user) if user is not None else str(node.target)
+    where = source_line(node) or next((line for user in node.users if (line := source_line(user))), None)
+    if isinstance(node.meta.get("example_value"), torch.Tensor):
         return UnsealableError(
-            f"a region ({name.removeprefix('_enter_')}) begins in one piece and ends in another",
+            f"the graph holds a constant tensor ({node.target})",
             where=where,
-            hint="end it before the splitting operation and begin it again after, or put it around one side",
+            hint="register it on the model as a buffer",
         )
     return UnsealableError(
-        f"a {_kind(node)}, the result of {name}, crosses from one piece to the next",
+        f"the graph holds {name}, a higher-order operation that cannot be sealed",
         where=where,
-        hint="compute it again on the other side of the splitting operation",
+        hint="write it with plain tensor operations, or put it into an operation of its own and split there",
     )
 
 
-def _leaves(value: object) -> Iterable[object]:
-    match value:
-        case tuple() | list():
-            for item in value:
-                yield from _leaves(item)
-        case dict():
-            for item in value.values():
-                yield from _leaves(item)
-        case slice():
-            yield from _leaves((value.start, value.stop, value.step))
-        case _:
-            yield value
+def _crossing(node: fx.Node) -> UnsealableError:
+    kind = type(node.meta.get("example_value")).__name__
+    return UnsealableError(
+        f"a {kind}, the result of {operation_name(node)}, crosses from one piece to the next",
+        where=source_line(node),
+        hint="compute it again on the other side of the splitting operation",
+    )
 
 
 def _alias_groups(external: Sequence[fx.Node], first: int) -> tuple[tuple[int, ...], ...]:
@@ -429,35 +305,3 @@ def _alias_groups(external: Sequence[fx.Node], first: int) -> tuple[tuple[int, .
         storage = node.meta["example_value"].untyped_storage()._cdata
         groups.setdefault(storage, []).append(first + index)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
-
-
-def _is_size(node: fx.Node) -> bool:
-    """Tell whether a node's value is an integer size or a torch.Size, which are never passed on as values."""
-    value = node.meta.get("example_value")
-    if isinstance(value, torch.Size):
-        return True
-    if isinstance(value, tuple):
-        return bool(value) and all(isinstance(item, (int, torch.SymInt)) for item in value)
-    return isinstance(value, torch.SymInt) or (isinstance(value, int) and not isinstance(value, bool))
-
-
-def _kind(node: fx.Node) -> str:
-    value = node.meta.get("example_value")
-    return "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _is_allocation(node: fx.Node) -> bool:
-    name = getattr(node.target, "__name__", str(node.target))
-    return str(name).split(".")[0] in ALLOCATIONS
-
-
-def _target(node: fx.Node) -> str:
-    if node.op == "call_method":
-        return f"torch.Tensor.{node.target}"
-    name = target_name(node.target)  # type: ignore[arg-type]
-    if name is None:
-        raise UnsealableError(
-            f"the operation {node.target!r} has no qualified name by which another process finds it",
-            where=source_line(node),
-        )
-    return name

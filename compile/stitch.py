@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from pwcc.cache.errors import UnsealableError
-from pwcc.compile.split import EagerStep, PieceStep, Program, Ref
+from pwcc.compile.regions import CONTEXT
+from pwcc.compile.steps import EagerStep, PieceStep, Program, Ref, SizeOutput
 
 _PREFIX = {"weight": "w", "argument": "a", "value": "v"}
 
@@ -32,6 +33,7 @@ class _Stitcher:
 
     def source(self) -> str:
         body = self._body()
+        returned = [self._output(item) for item in self._program.outputs]
         count = len(self._program.unique)
         lines = ["def bind(pieces, operation, constant, weights):"]
         if count:
@@ -45,7 +47,7 @@ class _Stitcher:
         if self._symbols:
             lines.append(f"        {', '.join(self._symbols)}, = sizes")
         lines += [f"        {line}" for line in body]
-        outputs = "".join(f"{_name(ref)}, " for ref in self._program.outputs)
+        outputs = "".join(f"{text}, " for text in returned)
         lines += [f"        return ({outputs.strip()})", "    return run", ""]
         return "\n".join(lines)
 
@@ -69,9 +71,14 @@ class _Stitcher:
             for value in (*made, *(ref.index for ref in used if ref.kind == "value")):
                 last[value] = index
         for ref in self._program.outputs:
-            if ref.kind == "value":
+            if isinstance(ref, Ref) and ref.kind == "value":
                 last.pop(ref.index, None)
         return last
+
+    def _output(self, item: Ref | SizeOutput) -> str:
+        if isinstance(item, Ref):
+            return _name(item)
+        return item.size if isinstance(item.size, str) else self._literal(item.size)
 
     def _piece(self, step: PieceStep) -> str:
         inputs = ", ".join([*step.symbols, *(_name(ref) for ref in step.inputs)])
@@ -83,7 +90,12 @@ class _Stitcher:
         args = [self._literal(item) for item in _elements(step.args)]
         kwargs = [_keyword(key, self._literal(item)) for key, item in _pairs(step.kwargs)]
         call = f"{function}({', '.join([*args, *kwargs])})"
-        return call if step.output is None else f"v{step.output} = {call}"
+        statement = call if step.output is None else f"v{step.output} = {call}"
+        if not step.regions:
+            return statement
+        context = self._bound(f"operation({CONTEXT!r})")
+        entered = [f"{context}({', '.join(map(self._literal, region.arguments))})" for region in step.regions]
+        return f"with {', '.join(entered)}: {statement}"
 
     def _bound(self, text: str) -> str:
         return self._names.setdefault(text, f"o{len(self._names)}")

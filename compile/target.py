@@ -65,6 +65,14 @@ def target_of(device: torch.device | str) -> Target:
     )
 
 
+def parse_device(name: torch.device | str) -> torch.device:
+    """Return the device that a caller names; raise UsageError where torch knows none of that name."""
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError):
+        raise UsageError(f"expected a device such as cpu, cuda or cuda:1, got {name!r}") from None
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Return the one device that a model's tensors lie on.
 

@@ -141,15 +141,19 @@ def _fill(name: str, parameter: Tensor, seed: int) -> None:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator(device=parameter.device)
     generator.manual_seed(int.from_bytes(digest[:7], "little"))
+    # No generator draws 8-bit floats; drawn wider, they are rounded like quantised weights.
+    drawn = parameter if parameter.element_size() > 1 else torch.empty_like(parameter, dtype=torch.float32)
     if parameter.dim() >= 2:
         # Variance 1 / fan-in keeps the activations of a pre-norm network O(1) at any width.
         fan_in = parameter[0].numel()
-        parameter.normal_(0.0, fan_in**-0.5, generator=generator)
+        drawn.normal_(0.0, fan_in**-0.5, generator=generator)
     else:
         # Norm scales near 1, not equal to it: a kernel that forgot one would otherwise pass every check.
-        parameter.normal_(0.0, 0.02, generator=generator)
+        drawn.normal_(0.0, 0.02, generator=generator)
         if name.rpartition(".")[2] == "weight":
-            parameter.add_(1.0)
+            drawn.add_(1.0)
+    if drawn is not parameter:
+        parameter.copy_(drawn)
 
 
 def allocate(module: nn.Module, device: torch.device) -> None:

@@ -15,8 +15,10 @@ from pwcc.cache.sources import SourceRecord
 from pwcc.compile import build_factors, observed_inputs
 from pwcc.compile.code_scan import Found, scan
 from pwcc.compile.eager_run import watch_forward
+from pwcc.compile.kernel_launches import kernel_codes
 from pwcc.compile.observation import Observation
 from pwcc.compile.observed_guards import added_predicates, shadow_predicates, without_environment
+from pwcc.compile.operator_globals import functions_of, reads_of
 from pwcc.compile.request import Request
 from pwcc.compile.runtime.predicates import Predicate
 from pwcc.compile.secrets import Secrets
@@ -95,16 +97,19 @@ class Witness:
         behind = operators.behind(
             {name for item in traced for name in operators.names_in(item.trace.graph_module.graph)}
         )
+        folded = reads_of(behind)
+        kept += folded.constants
         sources = build_factors.source_records(
             [
                 *(c for item in traced for c in item.trace.traced_code),
                 *code.related(self._model),
                 *behind.codes,
+                *(c for item in traced for c in kernel_codes(item.trace.graph_module.graph)),
             ],
             build_factors.named_modules(kept),
-            behind.files,
+            (*behind.files, *folded.files),
         )
-        require_current(code.functions(), sources)
+        require_current([*code.functions(), *functions_of(behind)], sources)
         made = observed_inputs.make_records(
             self._seen,
             self._found,

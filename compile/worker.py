@@ -11,16 +11,19 @@ from pathlib import Path
 
 from pwcc.cache.errors import PwccError
 from pwcc.compile.piece_compiler import MemoryBlobs, PieceTask, compile_piece
+from pwcc.compile.torch_private.inductor import private_caches, warm_up
 from pwcc.compile.workers import encode_answer, encode_failure
 
 
 def main() -> int:
-    """Serve tasks until stdin closes. Arguments: scratch directory, tuning lock file, parent process."""
-    scratch, tune_lock = Path(sys.argv[1]), Path(sys.argv[2])
+    """Serve tasks until stdin closes. Arguments: scratch, tuning lock, parent process, device."""
+    scratch, tune_lock, device = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4]
     threading.Thread(target=_end_with, args=(int(sys.argv[3]),), daemon=True).start()
     # Compilers print; the answers' channel must hold nothing else.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    with private_caches(scratch):
+        warm_up(device)
     with answers:
         for line in sys.stdin.buffer:
             blobs = MemoryBlobs()

@@ -21,13 +21,16 @@ from pathlib import Path
 from pwcc.cache import strict
 from pwcc.cache.errors import CorruptEntry, PieceCompileError, PwccError
 from pwcc.cache.ids import BlobDigest
+from pwcc.compile.passes.registry import is_builtin
 from pwcc.compile.piece_compiler import Blobs, PieceResult, PieceTask, compile_piece
 from pwcc.compile.torch_private.inductor import fresh_workers
 
 # One worker holds torch, Inductor and g++ or Triton: 1.2 GiB seen at the peak of a CPU compile.
 WORKER_BYTES = 2 * 2**30
-# A worker costs 5 to 9 s until its first piece is out; fewer tasks than this per worker do not repay it.
-TASKS_PER_WORKER = 4
+# Fewer tasks than this per worker do not repay it.
+TASKS_PER_WORKER = 3
+MAX_GPU_WORKERS = 4
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 OnDone = Callable[[int, PieceResult], None]
 
@@ -35,28 +38,36 @@ OnDone = Callable[[int, PieceResult], None]
 def default_jobs(tasks: int, device_type: str) -> int:
     """Return how many processes to use by cores, memory and work; 1 means: compile in this process.
 
-    On CUDA the parent already has warm imports and a context, and pieces take 0.1 to 2 s each, so
-    workers only pay from many tasks on.
+    Started with the trace, a worker has imported torch and Inductor before its first piece is known. On CUDA
+    each holds a context and the weights of one piece beside the model's, so their number is small.
     """
     cores = len(os.sched_getaffinity(0))
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    per_worker = TASKS_PER_WORKER if device_type == "cpu" else 2 * TASKS_PER_WORKER
-    return max(1, min(cores // 2, free // WORKER_BYTES, tasks // per_worker))
+    most = MAX_GPU_WORKERS if device_type != "cpu" else cores
+    return max(1, min(cores // 2, free // WORKER_BYTES, tasks // TASKS_PER_WORKER, most))
+
+
+def default_threads(jobs: int, device_type: str, *, tuned: bool) -> int:
+    """Return how many kernels each of ``jobs`` workers compiles at once.
+
+    A pool of compilers takes seconds to start; Triton's few kernels of a piece are done before, unless a tuned
+    one has dozens of candidates.
+    """
+    return 1 if device_type != "cpu" and not tuned else max(1, len(os.sched_getaffinity(0)) // jobs)
 
 
 def run_tasks(
-    tasks: Sequence[PieceTask], blobs: Blobs, *, jobs: int, scratch: Path, on_done: OnDone
+    tasks: Sequence[PieceTask], blobs: Blobs, *, workers: Workers, scratch: Path, on_done: OnDone
 ) -> list[PieceResult]:
-    """Compile every task and return the results in order.
+    """Compile every task and return the results in order, in ``workers`` where there are any.
 
     Raises:
-        PwccError: the first failure, after the other workers were stopped.
+        PwccError: the first failure, after the workers were stopped.
     """
     portable = [index for index, task in enumerate(tasks) if _is_portable(task)]
     results: dict[int, PieceResult] = {}
-    if jobs > 1 and len(portable) > 1:
-        pool = _Pool(tasks, portable, blobs, min(jobs, len(portable)), scratch, on_done)
-        results = pool.run()
+    if workers.jobs > 1 and len(portable) > 1:
+        results = _Run(tasks, portable, blobs, workers, on_done).results()
     with fresh_workers(scratch):
         for index in range(len(tasks)):
             if index not in results:
@@ -66,7 +77,11 @@ def run_tasks(
 
 
 def _is_portable(task: PieceTask) -> bool:
-    """Tell whether a worker has the task's operations; a library that the model imported it has not."""
+    """Tell whether a worker has the task's operations and passes; what the user's modules bring it has not."""
+    if not all(map(is_builtin, task.passes)):
+        return False
+    if any(target.startswith("pwcc.") for target in task.graph.ops):
+        return False
     custom = (target.split(".")[2] for target in task.graph.ops if target.startswith("torch.ops."))
     return all(namespace in ("aten", "prims") for namespace in custom)
 
@@ -80,64 +95,62 @@ def python() -> list[str]:
     return [sys.executable] if here else [sys.executable, "-P"]
 
 
-class _Pool:
-    """Feeds tasks to worker processes through one thread per worker. Made for one run."""
+class Workers:
+    """Worker processes of one compile; a context, after which none is left.
 
-    def __init__(
-        self,
-        tasks: Sequence[PieceTask],
-        wanted: Sequence[int],
-        blobs: Blobs,
-        jobs: int,
-        scratch: Path,
-        on_done: OnDone,
-    ) -> None:
-        self._tasks = tasks
-        self._wanted = wanted
-        self._blobs = blobs
-        self._jobs = jobs
+    ``jobs`` is how many there may be; 1 is none: pieces are compiled in this process then. ``threads`` is how
+    many compilers of kernels each of them runs at once. :meth:`start` may be called before any task is known,
+    so that their imports overlap with the trace.
+    """
+
+    def __init__(self, jobs: int, scratch: Path, *, device: str, threads: int) -> None:
+        self.jobs = jobs
         self._scratch = scratch
-        self._on_done = on_done
-        self._waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._results: dict[int, PieceResult] = {}
-        self._failure: Exception | None = None
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._device = device
+        self._threads = threads
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._finished = True
 
-    def run(self) -> dict[int, PieceResult]:
-        for index in self._wanted:
-            self._waiting.put(index)
-        with self._workers() as workers:
-            threads = [threading.Thread(target=self._feed, args=(worker,), daemon=True) for worker in workers]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        if self._failure is not None:
-            raise self._failure
-        return self._results
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None or not self._finished:  # a failure, or an interrupt while they work
+            self.kill()
+        self._stop()
+
+    def start(self, count: int | None = None) -> list[subprocess.Popen[bytes]]:
+        """Start workers that do not run yet, ``count`` at most and never more than ``jobs``; return those."""
+        wanted = 0 if self.jobs < 2 else min(self.jobs, count or self.jobs)
+        while len(self._processes) < wanted:
+            self._processes.append(self._start(len(self._processes)))
+        return self._processes[:wanted]
+
+    def kill(self) -> None:
+        """End them and their compilers now, whatever they are at."""
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     @contextmanager
-    def _workers(self) -> Iterator[list[subprocess.Popen[bytes]]]:
-        try:
-            for number in range(self._jobs):
-                self._started.append(self._start(number))
-            yield self._started
-        finally:
-            if len(self._results) < len(self._wanted):  # a failure, or an interrupt while they work
-                self._kill()
-            for worker in self._started:
-                if worker.stdin is not None:
-                    with suppress(OSError):
-                        worker.stdin.close()
-                worker.wait()
-                if worker.stdout is not None:
-                    worker.stdout.close()
+    def working(self) -> Iterator[None]:
+        """While a run is under way; one that ends early leaves workers that must be killed."""
+        self._finished = False
+        yield
+        self._finished = True
+
+    def log_of(self, process: subprocess.Popen[bytes]) -> str:
+        """Return the last lines that a worker wrote."""
+        log = self._scratch / f"worker-{self._processes.index(process)}" / "stderr"
+        with suppress(OSError):
+            return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+        return ""
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         own = self._scratch / f"worker-{number}"
         own.mkdir()
-        arguments = [str(own), str(self._scratch / "tune.lock"), str(os.getpid())]
+        lock = self._scratch / "tune.lock"
+        arguments = [str(self._scratch), str(lock), str(os.getpid()), self._device]
         command = [*python(), "-m", "pwcc.compile.worker", *arguments]
         with (own / "stderr").open("wb") as log:
             return subprocess.Popen(  # noqa: S603 (our own module)
@@ -146,46 +159,91 @@ class _Pool:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 process_group=0,  # so that its compilers end with it
+                env={**os.environ, COMPILE_THREADS: str(self._threads)},
             )
 
-    def _kill(self) -> None:
-        for worker in self._started:
-            with suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)
+    def _stop(self) -> None:
+        for process in self._processes:
+            if process.stdin is not None:
+                with suppress(OSError):
+                    process.stdin.close()
+        for process in self._processes:
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._processes = []
 
-    def _feed(self, worker: subprocess.Popen[bytes]) -> None:
+
+class _Run:
+    """Feeds tasks to worker processes through one thread per worker. Made for one run."""
+
+    def __init__(
+        self,
+        tasks: Sequence[PieceTask],
+        wanted: Sequence[int],
+        blobs: Blobs,
+        workers: Workers,
+        on_done: OnDone,
+    ) -> None:
+        self._tasks = tasks
+        self._wanted = wanted
+        self._blobs = blobs
+        self._workers = workers
+        self._on_done = on_done
+        self._waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._results: dict[int, PieceResult] = {}
+        self._failure: Exception | None = None
+
+    def results(self) -> dict[int, PieceResult]:
+        """Compile all; raise the first failure, after every worker was stopped."""
+        for index in self._wanted:
+            self._waiting.put(index)
+        with self._workers.working():
+            threads = [
+                threading.Thread(target=self._feed, args=(process,), daemon=True)
+                for process in self._workers.start(len(self._wanted))
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            if self._failure is not None:
+                raise self._failure
+        return self._results
+
+    def _feed(self, process: subprocess.Popen[bytes]) -> None:
         while self._failure is None:
             try:
                 index = self._waiting.get_nowait()
             except queue.Empty:
                 return
             try:
-                result = self._ask(worker, self._tasks[index])
+                result = self._ask(process, self._tasks[index])
                 with self._lock:
                     self._on_done(index, result)
                     self._results[index] = result
             except Exception as error:  # noqa: BLE001 (handed to the caller's thread)
                 with self._lock:
                     self._failure = self._failure or error
-                self._kill()  # the others may be minutes from their next answer
+                self._workers.kill()  # the others may be minutes from their next answer
                 return
 
-    def _ask(self, worker: subprocess.Popen[bytes], task: PieceTask) -> PieceResult:
-        if worker.stdin is None or worker.stdout is None:
+    def _ask(self, process: subprocess.Popen[bytes], task: PieceTask) -> PieceResult:
+        if process.stdin is None or process.stdout is None:
             raise PieceCompileError("a compile worker has no pipes")
         try:
-            worker.stdin.write(task.to_bytes() + b"\n")
-            worker.stdin.flush()
-            line = worker.stdout.readline()
+            process.stdin.write(task.to_bytes() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
         except OSError:
             line = b""
         if not line:
             error = PieceCompileError(
-                f"piece {task.name} ({task.variant}): the compile worker {_ending(worker.wait())}",
+                f"piece {task.name} ({task.variant}): the compile worker {_ending(process.wait())}",
                 hint="if it was killed for memory, use fewer --jobs; --debug shows the last it wrote",
             )
-            log = self._scratch / f"worker-{self._started.index(worker)}" / "stderr"
-            error.add_note("the worker's stderr ended with:\n" + _tail(log))
+            error.add_note("the worker's stderr ended with:\n" + self._workers.log_of(process))
             raise error
         return parse_answer(line, self._blobs)
 
@@ -194,12 +252,6 @@ def _ending(code: int) -> str:
     if code >= 0:
         return f"ended with status {code}"
     return f"was killed by {signal.Signals(-code).name}"
-
-
-def _tail(log: Path) -> str:
-    with suppress(OSError):
-        return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-    return ""
 
 
 def encode_answer(result: PieceResult, blobs: dict[BlobDigest, bytes]) -> bytes:

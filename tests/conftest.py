@@ -145,7 +145,7 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Warm:
     directory = root / "qwen3-config"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(QWEN3))
-    return warm(root, "geppetto", ("--model", str(directory)), ("--sizes", "2", "--cpu-isa", "avx2"))
+    return warm(root, "geppetto", ("--model", str(directory)), ("--sizes", "2", "--cpu-baseline", "x86-64-v3"))
 
 
 @pytest.fixture(scope="session")
@@ -155,4 +155,4 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Warm:
     path = root / "tiny_decoder.py"
     shutil.copy(REPOSITORY / "examples/tiny_decoder.py", path)
     model = ("--model", f"{path}:factory", "--arg", "layers=2")
-    return warm(root, "mangiafuoco", model, ("--sizes", "2", "--cpu-isa", "avx2"))
+    return warm(root, "mangiafuoco", model, ("--sizes", "2", "--cpu-baseline", "x86-64-v3"))

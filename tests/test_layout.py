@@ -27,6 +27,9 @@ BELOW = {
 # Private names of torch outside compile/torch_private, each with its reason.
 _OPERATORS = "the types of torch.ops' public attributes have no public name"
 ALLOWED_PRIVATE = {
+    ("compile/ops/custom_ops.py", "torch._ops"): _OPERATORS,
+    ("compile/passes/fix_functionalization.py", "torch._ops"): _OPERATORS,
+    ("compile/passes/noop.py", "torch._ops"): _OPERATORS,
     (
         "compile/numeric_state.py",
         "torch._C",
@@ -52,11 +55,11 @@ ALLOWED_PRIVATE = {
         "compile/sealing/profile.py",
         "torch._inductor",
     ): "which options exist; every one is detected, none is assumed",
-    ("compile/split.py", "torch._ops"): _OPERATORS,
+    ("compile/segments.py", "torch._ops"): _OPERATORS,
 }
 
 # The only processes below the command line that end by themselves.
-PROCESSES = {"compile/worker.py"}
+PROCESSES = {"compile/worker.py", "compile/background_worker.py"}
 ENDINGS = {"print", "sys.exit", "exit", "quit", "os._exit", "sys.stdout.write", "sys.stderr.write"}
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cache", "capture", "cli", "compile")
 PREFIX = f"pwcc-{pwcc.__version__}"
 # What the sdist takes besides the packages: folders in full, then files.
-FOLDERS = (".ci", "benchmarks", "docs", "examples", "src/pwcc", "tests")
+FOLDERS = (".ci", "benchmarks", "docs", "examples", "src/pwcc", "tests", "zoo")
 FILES = (
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -146,8 +146,8 @@ def test_hints_to_install_name_extras_that_exist_and_no_package_of_an_index() ->
         for name, text in texts.items()
         for extra in re.findall(r'install\(["\'](\w+)["\']\)', text)
     }
-    assert {extra for _, extra in used} == {"hf", "serve", "sign", "zstd"}
-    assert {"hf", "serve", "sign", "zstd"} <= extras
+    assert {extra for _, extra in used} == {"depyf", "hf", "serve", "sign", "zstd"}
+    assert {"depyf", "hf", "serve", "sign", "zstd"} <= extras
     assert [name for name, text in texts.items() if "pwcc[" in text] == []
     said = [name for name in sources() if "pip install" in texts[name]]
     assert said == ["cache/errors.py"]

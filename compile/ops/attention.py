@@ -17,7 +17,7 @@ ATTENTION_OP = "pwcc::attention"
 
 SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer, float scale, "
-    "int? window=None, float? softcap=None, Tensor? sinks=None) -> ()"
+    "int? window=None, float? softcap=None, Tensor? sinks=None, int? chunk=None, Tensor? bias=None) -> ()"
 )
 
 
@@ -31,16 +31,20 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
+    bias: Tensor | None = None,
 ) -> None:
     """Attend causally over flat tokens and write ``out``; what ``torch.ops.pwcc.attention`` runs.
 
     ``q`` and ``out``: ``[tokens, heads, head_dim]``; ``k`` and ``v``: ``[tokens, kv_heads, head_dim]``;
     ``sinks``: ``[heads]`` logits that only enlarge the softmax's denominator. ``window`` is how many keys a
-    query sees, itself included. ``softcap`` bounds the scaled logits by ``softcap * tanh(x / softcap)``.
+    query sees, itself included; ``chunk`` cuts the sequence into runs of that many tokens that do not see each
+    other. ``softcap`` bounds the scaled logits by ``softcap * tanh(x / softcap)``; ``bias``,
+    ``[heads or 1, tokens or 1, tokens or 1]``, is added to them: for sequences without history only.
     ``layer`` picks the KV cache. Inside ``forward_context`` its kernel does the work; outside, the tokens
     count as one sequence without history.
     """
-    params = AttentionParams(layer, scale, window, softcap, sinks)
+    params = AttentionParams(layer, scale, window, softcap, sinks, chunk, bias)
     context = current_forward_context()
     if context is None:
         dense_causal_attention(q, k, v, out, params)
@@ -58,6 +62,8 @@ def _attention_meta(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
+    bias: Tensor | None = None,
 ) -> None:
     # Compares static sizes only: a comparison of token counts would put a guard on the trace.
     if not q.dim() == k.dim() == v.dim() == out.dim() == 3:
@@ -77,6 +83,10 @@ def _attention_meta(
         raise ValueError(f"pwcc::attention expects one dtype, got {q.dtype} {k.dtype} {v.dtype} {out.dtype}")
     if sinks is not None and list(sinks.shape) != [heads]:
         raise ValueError(f"pwcc::attention expects sinks of shape [{heads}], got {list(sinks.shape)}")
+    if bias is not None and (bias.dim() != 3 or bias.shape[0] not in (1, heads)):
+        raise ValueError(
+            f"pwcc::attention expects a bias [{heads} or 1, tokens, tokens], got rank {bias.dim()}"
+        )
 
 
 def _register() -> torch.library.Library | None:
@@ -93,3 +103,5 @@ def _register() -> torch.library.Library | None:
 
 
 _library = globals().get("_library") or _register()
+
+import pwcc.compile.ops.attention_quant  # noqa: E402, F401  registers the operator that a pass may put in its place

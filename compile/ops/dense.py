@@ -20,11 +20,13 @@ class AttentionParams(NamedTuple):
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    chunk: int | None = None
+    bias: Tensor | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether stock kernels (SDPA) compute it: no window, softcap or sinks."""
-        return self.window is None and self.softcap is None and self.sinks is None
+        """Whether stock kernels (SDPA) compute it: nothing but a scale."""
+        return all(extra is None for extra in self[2:])
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, params: AttentionParams) -> Tensor:
@@ -32,7 +34,7 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, params: A
 
     ``q``: ``[..., heads, queries, head_dim]``; ``k``, ``v``: ``[..., kv_heads, keys, head_dim]``, where query
     head ``h`` reads key head ``h // (heads // kv_heads)``; ``visible``: bool, broadcast against
-    ``[..., queries, keys]`` (``params.window`` is the mask's business). A query that sees no key
+    ``[..., queries, keys]`` (window and chunk are the mask's business). A query that sees no key
     yields zeros with sinks and NaN without.
     """
     heads, kv_heads = q.shape[-3], k.shape[-3]
@@ -40,6 +42,8 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, params: A
     logits = queries @ k.float().unsqueeze(-3).transpose(-1, -2) * params.scale
     if params.softcap is not None:
         logits = torch.tanh(logits / params.softcap) * params.softcap
+    if params.bias is not None:
+        logits = logits + grouped(params.bias.float().expand(heads, -1, -1), kv_heads)
     logits = logits.masked_fill(~visible[..., None, None, :, :], float("-inf"))
     if params.sinks is None:
         weights = logits.softmax(-1)
@@ -67,16 +71,19 @@ def grouped(q: Tensor, kv_heads: int) -> Tensor:
     return q.reshape(*q.shape[:-3], kv_heads, q.shape[-3] // kv_heads, *q.shape[-2:])
 
 
-def causal_visibility(query_positions: Tensor, keys: int, window: int | None) -> Tensor:
+def causal_visibility(query_positions: Tensor, keys: int, params: AttentionParams) -> Tensor:
     """Return bool ``[..., queries, keys]``: may the query at this position see key 0, 1, ...
 
-    A query sees the keys up to its own position, and with ``window`` only the last ``window`` of them.
+    A query sees the keys up to its own position, with a window only the last ones of them, and with chunks
+    those of its own chunk.
     """
     key_positions = torch.arange(keys, device=query_positions.device)
     last = query_positions.unsqueeze(-1)
     visible = key_positions <= last
-    if window is not None:
-        visible = visible & (key_positions > last - window)
+    if params.window is not None:
+        visible = visible & (key_positions > last - params.window)
+    if params.chunk is not None:
+        visible = visible & (key_positions >= last - last % params.chunk)
     return visible
 
 
@@ -97,6 +104,6 @@ def dense_causal_attention(q: Tensor, k: Tensor, v: Tensor, out: Tensor, params:
         )[0]
     else:
         tokens = q.shape[0]
-        visible = causal_visibility(torch.arange(tokens, device=q.device), tokens, params.window)
+        visible = causal_visibility(torch.arange(tokens, device=q.device), tokens, params)
         result = masked_attention(queries, keys, values, visible, params)
     out.copy_(result.transpose(0, 1))

@@ -47,13 +47,20 @@ def observe_kv_layout(call: Callable[[], object]) -> KVLayout | None:
     Attention itself is not computed: every output is 0 in that call.
 
     Raises:
-        UsageError: layers that differ in heads, head size or dtype, which one ``PagedKVCache`` cannot hold.
+        UsageError: layers that differ in heads, head size or dtype, or a layer number that attends twice, which
+            one ``PagedKVCache`` cannot hold.
     """
     found: dict[int, tuple[int, int, torch.dtype]] = {}
 
     def note(
         _context: ForwardContext, _q: Tensor, k: Tensor, _v: Tensor, out: Tensor, params: AttentionParams, /
     ) -> None:
+        if params.layer in found:
+            raise UsageError(
+                f"attention with layer number {params.layer} runs more than once in one call: the later keys "
+                "would overwrite the earlier ones in a KV cache",
+                hint="give every call of pwcc::attention a layer number of its own",
+            )
         found[params.layer] = (k.shape[1], k.shape[2], k.dtype)
         out.zero_()
 

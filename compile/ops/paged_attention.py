@@ -44,6 +44,11 @@ def paged_attention(
             "the default attention kernel expects a forward context with metadata and cache",
             hint="pass both to forward_context(...), or plug a kernel of your own",
         )
+    if params.bias is not None:
+        raise UsageError(
+            "this model adds a bias or mask of its own to attention, which covers the tokens of one call only",
+            hint="run it on whole sequences without a forward context",
+        )
     cache.write(params.layer, metadata.slot_mapping, k, v)
     if q.device.type == "cpu":
         _attend_per_sequence(metadata, cache, q, out, params)
@@ -75,7 +80,7 @@ def _attend_per_sequence(
             t[:length].transpose(0, 1) for t in cache.read(params.layer, metadata.block_table[index, :blocks])
         )
         positions = torch.arange(length - (stop - start), length)
-        visible = causal_visibility(positions, length, params.window)
+        visible = causal_visibility(positions, length, params)
         queries = q[start:stop].transpose(0, 1)
         out[start:stop] = masked_attention(queries, keys, values, visible, params).transpose(0, 1)
     out[starts[-1] :] = 0  # padding rows: defined, so that what follows stays finite
@@ -109,7 +114,7 @@ def attend_vectorised(
     first = metadata.seq_lens.clamp(min=1) - query_lens
     positions = first[:, None] + torch.arange(queries, device=q.device)
     keys, values = (t.transpose(1, 2) for t in cache.read(params.layer, metadata.block_table))
-    visible = causal_visibility(positions, keys.shape[-2], params.window)
+    visible = causal_visibility(positions, keys.shape[-2], params)
     result = _attend_batch(batch.transpose(1, 2), keys, values, visible, params).transpose(1, 2)
     if decode:
         out.copy_(result[:, 0])
@@ -137,7 +142,7 @@ def _attend_per_token(
     first = (metadata.seq_lens - (starts[1:] - starts[:-1]))[owner]
     positions = (first + tokens - starts[owner]).clamp(min=0)
     keys, values = (t.transpose(1, 2) for t in cache.read(params.layer, metadata.block_table[owner]))
-    visible = causal_visibility(positions[:, None], keys.shape[-2], params.window)
+    visible = causal_visibility(positions[:, None], keys.shape[-2], params)
     result = _attend_batch(q.unsqueeze(1).transpose(1, 2), keys, values, visible, params)
     out.copy_(result[:, :, 0])
 

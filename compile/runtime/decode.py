@@ -115,6 +115,8 @@ class DecodeKernels:
         params: AttentionParams,
     ) -> PieceCall | None:
         """Return the sealed kernel that takes these tensors; layouts are looked at once, addresses always."""
+        if params.chunk is not None or params.bias is not None:
+            return None
         if (q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()) & (_ALIGNMENT - 1):
             return None
         sinks = params.sinks

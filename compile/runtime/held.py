@@ -13,19 +13,44 @@ from pwcc.compile.runtime.calling import Weight
 from pwcc.compile.runtime.memory import refuse_shared_weights
 
 ALIGNMENT = 16  # bytes; what Inductor assumes of CUDA inputs (GPU_ALIGN_BYTES)
+MAX_NESTED = 3  # a dict of layers of pairs; deeper, or longer than this, are no caches of tensors
+MAX_ITEMS = 4096
+_DISPATCH = "__torch_dispatch__"
+_PLAIN_DISPATCH = getattr(torch.Tensor, _DISPATCH, None)
+_MODULES_OWN = frozenset(vars(nn.Module()))
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every (name, tensor) that a module holds: parameters, buffers, plain tensor attributes.
 
+    So are those in lists, tuples and dicts that are attributes, as ``caches[0][1]`` or ``tables['a']``.
     One pass over the modules: torch's own ``named_*`` methods cost five times as much for 300 tensors.
     """
     for prefix, module in model.named_modules(remove_duplicate=False):
         start = f"{prefix}." if prefix else ""
-        for table in (module._parameters, module._buffers, module.__dict__):
+        for table in (module._parameters, module._buffers):
             for name, value in table.items():
-                if isinstance(value, torch.Tensor):
+                if value is not None:
                     yield start + name, value
+        for name, value in module.__dict__.items():
+            if name in _MODULES_OWN:
+                continue
+            if isinstance(value, torch.Tensor):
+                yield start + name, value
+            elif isinstance(value, (list, tuple, dict)):
+                yield from _inside(start + name, value, MAX_NESTED)
+
+
+def _inside(
+    name: str, held: list[object] | tuple[object, ...] | dict[object, object], depth: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    if not depth or len(held) > MAX_ITEMS:
+        return
+    for key, value in held.items() if isinstance(held, dict) else enumerate(held):
+        if isinstance(value, torch.Tensor):
+            yield f"{name}[{key!r}]", value
+        elif isinstance(value, (list, tuple, dict)):
+            yield from _inside(f"{name}[{key!r}]", value, depth - 1)
 
 
 class Replaced:
@@ -66,11 +91,24 @@ def _bind(weight: Weight, held: Mapping[str, torch.Tensor], device: torch.device
     name = weight.names[0]
     tensor = held.get(name)
     if tensor is None:
-        raise CacheMiss(f"expected a tensor {name!r} in the model, found none", hint="compile this model")
+        raise CacheMiss(
+            f"expected a tensor {name!r} in the model, found none{_moved(name, held)}",
+            hint="compile this model",
+        )
     for other in weight.names[1:]:
         twin = held.get(other)
         if twin is not tensor and (twin is None or not _same_memory(twin, tensor)):
             raise CacheMiss(f"{name!r} and {other!r} were one tensor when compiled, and are two here")
+    if type(tensor).__module__.startswith("torch._subclasses"):
+        raise CacheMiss(
+            f"{name!r} is a fake tensor, which holds no values", hint="load the model's values first"
+        )
+    if getattr(type(tensor), _DISPATCH, None) is not _PLAIN_DISPATCH:
+        raise CacheMiss(
+            f"{name!r} is a {type(tensor).__name__} here, a tensor that computes in a way of its own, as "
+            "quantised ones do",
+            hint="compile this model, or serve it without pwcc",
+        )
     found = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     if found != (weight.dtype, weight.shape):
         raise CacheMiss(
@@ -78,7 +116,12 @@ def _bind(weight: Weight, held: Mapping[str, torch.Tensor], device: torch.device
             hint="compile this model",
         )
     if tensor.device != device:
-        raise CacheMiss(f"{name!r}: expected it on {device}, got {tensor.device}", hint="move the model first")
+        raise CacheMiss(
+            f"{name!r}: expected it on {device}, got {tensor.device}",
+            hint="load its values first (load_state_dict(assign=True), or to_empty)"
+            if tensor.is_meta
+            else "move the model first",
+        )
     if not _same_layout(tensor, weight.stride):
         raise CacheMiss(
             f"{name!r}: expected stride {weight.stride}, got {tensor.stride()}", hint="make it contiguous"
@@ -91,6 +134,14 @@ def _bind(weight: Weight, held: Mapping[str, torch.Tensor], device: torch.device
     if device.type == "cuda" and tensor.data_ptr() % ALIGNMENT:
         raise CacheMiss(f"{name!r} does not start at a multiple of {ALIGNMENT} bytes", hint="clone it")
     return tensor.detach()
+
+
+def _moved(name: str, held: Mapping[str, torch.Tensor]) -> str:
+    """Say where a wrapper, such as an adapter, has put a tensor: ``a.weight`` at ``a.base_layer.weight``."""
+    owner, _, leaf = name.rpartition(".")
+    inside = f"{owner}." if owner else ""
+    found = next((n for n in held if n.startswith(inside) and n.endswith(f".{leaf}")), None)
+    return "" if found is None else f"; it may be {found!r} now, inside a module that was wrapped around it"
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

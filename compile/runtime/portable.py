@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pwcc.cache import strict
+from pwcc.compile.torch_private import user_kernels
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -64,7 +65,7 @@ def float_text(value: float) -> str:
 
 
 def describe(value: object) -> Json:
-    """Return the portable form of a constant, type, function, module or operator.
+    """Return the portable form of a constant, type, function, module, operator or Triton kernel.
 
     Devices are described by type alone: the index is the serving host's choice.
 
@@ -80,7 +81,23 @@ def describe(value: object) -> Json:
             return form(value)
     if kind.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         return ["numpy", kind.__name__, describe(value.item())]  # type: ignore[attr-defined]  # numpy scalars have it
+    if user_kernels.is_kernel(value):
+        return _kernel(value)
     raise NotPortable(f"an object of type {type_name(kind)}")
+
+
+def _kernel(value: Any) -> Json:
+    """A Triton kernel by name and source, with the configurations that it tries."""
+    function = user_kernels.jitted(value)
+    try:
+        return [
+            "kernel",
+            module_name(function.__module__),
+            str(function.__name__),
+            user_kernels.source_digest(value),
+        ]
+    except Exception as error:  # Triton reads and parses the source, which may fail in any way
+        raise NotPortable(f"a Triton kernel whose source cannot be read: {type(error).__name__}") from error
 
 
 def _enum(value: enum.Enum) -> Json:
@@ -208,7 +225,7 @@ def show(value: Json) -> str:
         text = str(rest[0])
     elif tag == "bytes":
         text = repr(bytes.fromhex(str(rest[0])))
-    elif tag in ("function", "code"):
+    elif tag in ("function", "code", "kernel"):
         text = _shown_code(tag, rest)
     elif tag == "method" and isinstance(rest[0], list):
         text = f"method {show(rest[0])} of a {rest[1]}"
@@ -219,9 +236,10 @@ def show(value: Json) -> str:
 
 def _shown_code(tag: str, parts: list[Json]) -> str:
     """Word a function or a code object: its name, then the line or the digest that tells it from others."""
-    named = 2 if tag == "function" else 1
+    named = 1 if tag == "code" else 2
     name, more = ":".join(map(str, parts[:named])), parts[named:]
-    told = [f"at line {part}" if isinstance(part, int) else f"with code {str(part)[:12]}" for part in more]
+    what = "source" if tag == "kernel" else "code"
+    told = [f"at line {part}" if isinstance(part, int) else f"with {what} {str(part)[:12]}" for part in more]
     return " ".join([tag, name, *told])
 
 

@@ -11,27 +11,39 @@ from collections.abc import Sequence
 
 import torch
 
-from pwcc.compile.piece_graph import REDUCED, PieceGraph, SymbolInput, TensorInput
+from pwcc.compile.piece_graph import REDUCED, PieceGraph, PieceNode, SymbolInput, TensorInput
+from pwcc.compile.runtime.arguments import values_in
 from pwcc.compile.runtime.expressions import compile_expressions
 
 MAX_INDEX = 1024
+_INDEXING = frozenset(
+    """
+    gather getitem index index_add index_copy index_fill index_put index_reduce index_select put scatter
+    scatter_add scatter_reduce setitem take take_along_dim
+    """.split()  # noqa: SIM905 (a table)
+)
 
 
 def sample_inputs(graph: PieceGraph, size: int, device: torch.device, *, seed: int) -> list[object]:
-    """Return one list of inputs: every symbol is ``size``; values come from a generator on ``device``.
+    """Return one list of inputs for ``size`` tokens; values come from a generator on ``device``.
+
+    Sizes other than the token count are ``size``, too, within their own ranges.
 
     Matrices whose shape is fixed are taken for weights and scaled by 1/sqrt(columns), vectors of fixed
     shape lie around 1; all else is standard normal. Integers are drawn below the smallest leading
-    dimension of the fixed inputs, at most 1,024, so that they may index any of them.
+    dimension of the fixed inputs, at most 1,024, so that they may index any of them, and below the size of
+    whatever an operation indexes by a tensor, such as the rows of hidden states; none is drawn twice where
+    there are enough.
     """
     generator = torch.Generator(device).manual_seed(seed)
     symbols = graph.symbols
-    sizes = [size] * len(symbols)
+    sizes = graph.sizes_at(size)
     bound = _index_bound(graph)
+    bound = max(1, min([bound, *(_indexed(node, graph, sizes) for node in graph.nodes)]))
     inputs: list[object] = []
     for item in graph.inputs:
         if isinstance(item, SymbolInput):
-            inputs.append(size)
+            inputs.append(item.at(size))
             continue
         shape = compile_expressions(item.shape, symbols)(*sizes)
         stride = compile_expressions(item.stride, symbols)(*sizes)
@@ -57,9 +69,9 @@ def _values(
     if dtype is torch.bool:
         return torch.randint(0, 2, (elements,), device=device, generator=generator).bool()
     if not dtype.is_floating_point:
-        return torch.randint(0, bound, (elements,), device=device, generator=generator, dtype=torch.int64).to(
-            dtype
-        )
+        if elements <= bound:  # no number twice: what is written twice by index depends on the order of writes
+            return torch.randperm(bound, device=device, generator=generator)[:elements].to(dtype)
+        return torch.randint(0, bound, (elements,), device=device, generator=generator).to(dtype)
     drawn = torch.empty(elements, device=device, dtype=torch.float32 if dtype.itemsize < 4 else dtype)
     drawn.normal_(generator=generator)
     fixed = not any(isinstance(dim, str) for dim in item.shape)
@@ -77,6 +89,29 @@ def _index_bound(graph: PieceGraph) -> int:
         if isinstance(item, TensorInput) and len(item.shape) >= 2 and isinstance(item.shape[0], int)
     ]
     return max(1, min([MAX_INDEX, *leading]))
+
+
+def _indexed(node: PieceNode, graph: PieceGraph, sizes: Sequence[int]) -> int:
+    """Return the smallest size that an operation may index by a tensor; :data:`MAX_INDEX` if it does not.
+
+    What is no input of the piece is taken to be as small as the sizes.
+    """
+    name = node.target.removesuffix(".default").removesuffix(".Tensor").rpartition(".")[2].rstrip("_")
+    args = node.args if isinstance(node.args, list) else []
+    if name not in _INDEXING or not args:
+        return MAX_INDEX
+    by_position = name in ("getitem", "setitem")
+    if not values_in(args[1:2] if by_position else [args[1:], node.kwargs]):
+        return MAX_INDEX
+    base = values_in(args[0])
+    item = graph.inputs[base[0]] if base and base[0] < len(graph.inputs) else None
+    if not isinstance(item, TensorInput) or not item.shape:
+        return min([MAX_INDEX, *sizes])
+    shape = compile_expressions(item.shape, graph.symbols)(*sizes)
+    index = args[1] if len(args) > 1 else None
+    if by_position and isinstance(index, dict) and "v" in index:
+        return shape[0]
+    return shape[index] if type(index) is int and -len(shape) <= index < len(shape) else min(shape)
 
 
 def upcast(inputs: Sequence[object]) -> list[object]:

@@ -29,7 +29,10 @@ _OTHERS = frozenset(
     """
     torch._assert torch._refs.tensor
     torch.sym_float torch.sym_int torch.sym_ite torch.sym_max torch.sym_min torch.sym_not torch.sym_sum
+    torch._sym_acos torch._sym_asin torch._sym_atan torch._sym_cos torch._sym_cosh torch._sym_log2
+    torch._sym_sin torch._sym_sinh torch._sym_sqrt torch._sym_tan torch._sym_tanh
     torch.amp.autocast_mode._enter_autocast torch.amp.autocast_mode._exit_autocast
+    torch.amp.autocast_mode.autocast
     torch._functorch.predispatch._add_batch_dim torch._functorch.predispatch._remove_batch_dim
     torch._functorch.predispatch._vmap_increment_nesting torch._functorch.predispatch._vmap_decrement_nesting
     torch._functorch.predispatch.lazy_load_decompositions
@@ -58,6 +61,7 @@ _DENIED_METHODS = frozenset(
 _SPECIAL_METHODS = frozenset(
     [f"__{prefix}{name.rstrip('_')}__" for name in _OPERATORS for prefix in ("", "r", "i")] + ["__len__"]
 )
+_LAUNCH = "pwcc.compile.runtime.user_kernels.launch"  # runs only Triton kernels that the process holds already
 _PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -95,9 +99,9 @@ def _find(target: str, parts: list[str]) -> object:
         return _builtin(math, name)
     if root == "builtins" and len(parts) == 2:
         return vars(importlib.import_module("builtins"))[name] if name in _BUILTINS else None
-    if root != "torch" or len(parts) < 2 or name in _DENIED:
+    if (root != "torch" and target != _LAUNCH) or len(parts) < 2 or name in _DENIED:
         return None
-    if target in _OTHERS:
+    if target in _OTHERS or target == _LAUNCH:
         return getattr(importlib.import_module(parent), name)
     if parts[1] == "ops":
         return _operation(parts[2:])

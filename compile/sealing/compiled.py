@@ -8,6 +8,7 @@ from types import ModuleType
 
 import torch
 
+from pwcc.cache.passes import PassCount
 from pwcc.cache.sealed import InputFacts
 
 __all__ = ["CompiledPiece", "InputFacts"]
@@ -22,7 +23,8 @@ class CompiledPiece:
     ``mutated_inputs`` and ``defers_input_alignment`` are CompiledFxGraph's ``inputs_to_check``,
     ``mutated_input_idxs`` and ``_defers_input_alignment`` (absent before torch 2.12: False).
     ``static_inputs`` were passed as static to Inductor, which then assumes their alignment.
-    ``builder_paths`` must not occur in anything sealed, see ``sealing/builder_paths.py``.
+    ``builder_paths`` must not occur in anything sealed, see ``sealing/builder_paths.py``. ``passes`` are
+    the graph passes that it went through, in order.
     """
 
     source: str
@@ -39,3 +41,4 @@ class CompiledPiece:
     tuned: bool = False
     cpu_flags: Sequence[str] = ()
     builder_paths: Sequence[str] = field(default=())
+    passes: tuple[PassCount, ...] = ()

@@ -21,7 +21,7 @@ from pwcc.compile.torch_private.triton_static import line_info_disabled
 _TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _WARPS: Final = 4
 _STAGES: Final = 3
-_ARGUMENTS: Final = ("q", "k", "v", "out", "layer", "scale", "window", "softcap", "sinks")
+_ARGUMENTS: Final = ("q", "k", "v", "out", "layer", "scale", "window", "softcap", "sinks", "chunk", "bias")
 _TENSORS: Final = ("q", "k", "v", "keys", "values", "out")
 _STRIDES: Final = ("q_stride", "k_stride", "v_stride", "out_stride")
 
@@ -58,6 +58,8 @@ def decode_forms(graphs: Iterable[fx.GraphModule]) -> tuple[DecodeForm, ...]:
             if node.op != "call_function" or str(node.target).removesuffix(".default") != "pwcc.attention":
                 continue
             given = {**dict(zip(_ARGUMENTS, node.args, strict=False)), **node.kwargs}
+            if given.get("chunk") is not None or given.get("bias") is not None:
+                continue
             q, k = (given[name].meta["example_value"] for name in ("q", "k"))
             sinks = given.get("sinks")
             found.add(

@@ -49,6 +49,9 @@ def write_driver(
     text = (
         f'#!/bin/sh\nexport TMPDIR={own}\nexec {shlex.quote(real)} "$@" {" ".join(map(shlex.quote, flags))}\n'
     )
-    driver.write_text(text)
-    driver.chmod(0o700)
+    if not driver.is_file() or driver.read_text() != text:
+        staged = driver.with_suffix(f".{os.getpid()}")  # another worker may be running it
+        staged.write_text(text)
+        staged.chmod(0o700)
+        staged.replace(driver)
     return driver

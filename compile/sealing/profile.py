@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from pwcc.cache.errors import UsageError
 
-Isa = Literal["avx2", "avx512", "native"]
+Baseline = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "native"]
 
 _X86_64_V2: Final = ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
 _X86_64_V3: Final = (*_X86_64_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
@@ -31,8 +31,10 @@ class CpuTarget:
 
 
 _TARGETS: Final[Mapping[str, CpuTarget]] = {
-    "avx2": CpuTarget("x86-64-v3", 256, _X86_64_V3),
-    "avx512": CpuTarget("x86-64-v4", 512, _X86_64_V4),
+    # Inductor has no SSE vectors: it writes plain loops, which g++ vectorises
+    "x86-64-v2": CpuTarget("x86-64-v2", 1, _X86_64_V2),
+    "x86-64-v3": CpuTarget("x86-64-v3", 256, _X86_64_V3),
+    "x86-64-v4": CpuTarget("x86-64-v4", 512, _X86_64_V4),
 }
 # names of /proc/cpuinfo that change what -march=native emits; the others name kernel or firmware features
 _CODE_FLAG_PREFIXES: Final = (
@@ -50,17 +52,17 @@ _CODE_FLAG_PREFIXES: Final = (
 )
 
 
-def cpu_target(isa: Isa) -> CpuTarget:
-    """Return what an ISA name means here.
+def cpu_target(baseline: Baseline) -> CpuTarget:
+    """Return what a baseline means here: every host with its ``cpu_flags`` runs the code.
 
     Raises:
         UsageError: a named x86 level on another machine.
     """
-    if isa == "native":
+    if baseline == "native":
         return CpuTarget("native", None, _host_code_flags())
     if platform.machine() != "x86_64":
-        raise UsageError(f"expected ISA 'native' on {platform.machine()}, got {isa!r}")
-    return _TARGETS[isa]
+        raise UsageError(f"expected --cpu-baseline native on {platform.machine()}, got {baseline!r}")
+    return _TARGETS[baseline]
 
 
 def _host_code_flags() -> tuple[str, ...]:
@@ -84,7 +86,7 @@ _COMMON: Final[Mapping[str, object]] = {
     "memory_planning": False,
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,
-    "autotune_local_cache": False,  # a tuned configuration must come from this run or from our store
+    "autotune_local_cache": False,  # nothing is tuned on CPU
     "autotune_remote_cache": False,
     "bundled_autotune_remote_cache": False,
     "generate_intermediate_hooks": False,
@@ -92,6 +94,7 @@ _COMMON: Final[Mapping[str, object]] = {
     "annotate_training": False,
     "wrap_inductor_compiled_regions": False,
     "nan_asserts": False,
+    "enable_auto_functionalized_v2": True,  # without it, in-place operators on views copy the base
     "size_asserts": True,  # those on inputs are dropped; those on a custom op's outputs catch a wrong fake
     "triton.cudagraphs": False,
     "triton.multi_kernel": 0,  # chooses among kernels at run time
@@ -108,6 +111,8 @@ _CPU: Final[Mapping[str, object]] = {
     "aot_inductor.debug_compile": False,
 }
 _CUDA: Final[Mapping[str, object]] = {
+    # In a directory of this compile's own: equal kernels are tuned once, and pwcc keeps the files.
+    "autotune_local_cache": True,
     "use_static_triton_launcher": True,
     "strict_static_triton_launcher": True,  # a kernel that it refuses fails the compile, by name
     "static_launch_user_defined_triton_kernels": True,
@@ -130,13 +135,13 @@ _TUNED: Final[Mapping[str, object]] = {
 }
 
 
-def cpu_profile(isa: Isa, *, driver: Path | None = None) -> dict[str, object]:
-    """Return Inductor options for CPU pieces that run on any host with ``cpu_target(isa).cpu_flags``.
+def cpu_profile(baseline: Baseline, *, driver: Path | None = None) -> dict[str, object]:
+    """Return Inductor options for CPU pieces that run on any host with ``cpu_target(baseline).cpu_flags``.
 
     ``driver`` is the compiler driver of ``sealing/driver.py``. Without it 2.11 compiles for the builder's
     own CPU whatever is asked, and objects hold the path of torch's headers, which sealing refuses.
     """
-    target = cpu_target(isa)
+    target = cpu_target(baseline)
     options = {**_COMMON, **_CPU, "cpp.simdlen": target.vector_bits, "cpp.march": target.march}
     if target.vector_bits == 256:
         # skips two probe builds, 2.5 s with a cold cache; official builds of torch have AVX2 Sleef

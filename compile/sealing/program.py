@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pwcc.cache.errors import UnsealableError
+from pwcc.compile.ops.fused import OPERATORS
 from pwcc.compile.sealing.rewrite import Rewritten, stored_names
 
 _FIXED: Final = frozenset(
@@ -28,6 +29,8 @@ def program_text(piece: Rewritten, launchers: Mapping[str, str]) -> bytes:
     lines.append("import torch")
     if outside.externs:
         lines.append("from pwcc.compile.runtime.externs import EXTERNS")
+    if any(path.removeprefix("torch.ops.pwcc.").split(".")[0] in OPERATORS for path in outside.fallbacks):
+        lines.append("import pwcc.compile.ops.fused")  # registers them; a model need not have
     if primitives:
         lines.append(f"from pwcc.compile.torch_private.primitives import {', '.join(primitives)}")
     lines += ["", "def bind(kernels, constants, _device_index):"]

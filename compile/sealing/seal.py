@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 
 import torch
 from safetensors.torch import save
@@ -16,10 +17,13 @@ from pwcc.compile.sealing.builder_paths import builder_paths, refuse_builder_pat
 from pwcc.compile.sealing.compiled import CompiledPiece
 from pwcc.compile.sealing.cpp import PutBlob, seal_cpp
 from pwcc.compile.sealing.program import program_text
+from pwcc.compile.sealing.returned import returned_inputs
 from pwcc.compile.sealing.rewrite import Rewritten, rewrite
 from pwcc.compile.sealing.triton import seal_triton
 from pwcc.compile.sealing.wrapper import parse_wrapper
 from pwcc.compile.torch_private.inductor_cpp import inductor_directories
+
+MAX_CONSTANT_BYTES = 1 << 20  # tables of constants take kilobytes; what is larger is a weight
 
 
 def seal(piece: CompiledPiece, put_blob: PutBlob) -> tuple[SealedPiece, BlobDigest]:
@@ -65,7 +69,7 @@ def seal(piece: CompiledPiece, put_blob: PutBlob) -> tuple[SealedPiece, BlobDige
         inputs=tuple(piece.inputs),
         outputs=rewritten.outputs,
         mutated=tuple(sorted(piece.mutated_inputs)),
-        realigned=_realigned(piece),
+        realigned=_realigned(piece, returned_inputs(rewritten.call, rewritten.arguments)),
         aligned=_assumed_aligned(piece),
         kernels=tuple(kernels),
         externs=tuple(sorted(rewritten.outside.externs)),
@@ -73,6 +77,7 @@ def seal(piece: CompiledPiece, put_blob: PutBlob) -> tuple[SealedPiece, BlobDige
         ops=tuple(piece.ops),
         constants=constants,
         tuned=piece.tuned,
+        passes=piece.passes,
         requirements=merge(requirements),
     )
     return record, put_blob(record.to_bytes())
@@ -107,11 +112,14 @@ def _constants_of(text: str) -> list[int | None]:
     ]
 
 
-def _realigned(piece: CompiledPiece) -> tuple[int, ...]:
-    """The inputs that the outer callable still checks: from 2.12 only mutated ones, the code does the rest."""
+def _realigned(piece: CompiledPiece, returned: Collection[int]) -> tuple[int, ...]:
+    """The inputs that the outer callable still checks: from 2.12 the code copies what it only reads.
+
+    That leaves what it writes, and what it returns a view of, which must be a view of the caller's tensor.
+    """
     checked = set(piece.inputs_to_check)
     if piece.defers_input_alignment:
-        checked &= set(piece.mutated_inputs)
+        checked &= {*piece.mutated_inputs, *returned}
     return tuple(sorted(checked))
 
 
@@ -131,6 +139,15 @@ def _seal_constants(piece: CompiledPiece, rewritten: Rewritten, put_blob: PutBlo
                 f"expected constant {name!r} to be a contiguous tensor", where=repr(type(value))
             )
         tensors[name] = value.detach().cpu().clone()
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    if size > MAX_CONSTANT_BYTES:
+        largest = max(tensors, key=lambda name: tensors[name].nbytes)
+        dtype, shape = str(tensors[largest].dtype).removeprefix("torch."), list(tensors[largest].shape)
+        raise UnsealableError(
+            f"the piece's code holds {size:,} bytes of constants, more than {MAX_CONSTANT_BYTES:,}; "
+            f"the largest, {largest!r}, is {dtype} {shape}",
+            hint="register it on the model as a buffer: weights are bound at load, never stored",
+        )
     return put_blob(save(tensors)) if tensors else None
 
 

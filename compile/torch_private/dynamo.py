@@ -5,7 +5,9 @@ Run on torch 2.11.0+cu130 and 2.13.0+cpu. Private names used, and what breaks if
 (without them the trace fails with "Cannot increment"), ``decorators.mark_unbacked``,
 ``output_graph.guards``, ``CaptureOutput`` runtime environment (output structure),
 ``SideEffects.codegen_update_mutated`` (wrapped during a trace to see what the rewritten bytecode would
-change; ``store_attr_mutations`` and ``mutation_user_stacks`` say how and where),
+change; ``store_attr_mutations``, ``mutation_user_stacks`` and a dict variable's ``original_items`` say how
+and where),
+``Distribution._validate_args`` (read, to be put back),
 ``ShapeEnv.tracked_fakes`` (arguments that no operation reads),
 ``ShapeEnv.guard_or_defer_runtime_assert`` (wrapped during a trace to note the user's line of each
 assert, which torch does not keep; without it the line is that of a nearby operation).
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import inspect
 import logging
 import re
 import traceback
@@ -28,6 +31,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pwcc.compile.torch_private.dataflow import same_dataflow
 from pwcc.compile.torch_private.folded import Folded, folded_values
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -36,12 +40,16 @@ _LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes
 
 
 class SideEffectError(Exception):
-    """The forward changes Python objects that exist outside it; ``names`` say which, ``where`` the line."""
+    """The forward changes Python objects that exist outside it; ``names`` say which, ``where`` the line.
 
-    def __init__(self, names: Sequence[str], where: str | None) -> None:
+    ``code`` is the bytecode that Dynamo wrote to do it, after the graph ran.
+    """
+
+    def __init__(self, names: Sequence[str], where: str | None, code: types.CodeType | None = None) -> None:
         super().__init__(", ".join(names))
         self.names = tuple(names)
         self.where = where
+        self.code = code
 
 
 class FoldedError(Exception):
@@ -61,7 +69,8 @@ class RawCapture:
     """What one trace returned. ``guards``, ``fake_mode`` and ``shape_env`` are torch's own objects.
 
     ``arguments`` are the fake tensors of the forward's arguments by name, those the trace looked at;
-    ``assert_lines`` the user's line of each runtime assert, by its expression.
+    ``assert_lines`` the user's line of each runtime assert, by its expression. ``bytecode`` is what Dynamo
+    wrote in place of the forward; ``replay`` makes a function of it, given what runs the graph.
     """
 
     graph_module: fx.GraphModule
@@ -73,14 +82,23 @@ class RawCapture:
     arguments: Mapping[str, Any]
     assert_lines: Mapping[Any, str]
     global_scope: Mapping[str, object]
+    bytecode: types.CodeType | None
     replay: Callable[[Callable[..., object]], Callable[..., object]]
+
+
+def freezes_weights() -> bool:
+    """Tell whether Inductor is asked to fold weights into code, for which Dynamo makes them constants."""
+    from torch._inductor import config
+
+    return bool(config.freezing)
 
 
 @contextlib.contextmanager
 def quiet_trace() -> Iterator[None]:
     """Enter what a trace needs: no grad, metrics and timing contexts, and a clean Dynamo before and after.
 
-    Torch's own reports of a failed trace are kept off the log and the warnings.
+    Torch's own reports of a failed trace are kept off the log and the warnings. Distributions do not check
+    their arguments meanwhile: the check branches on values, which no graph can hold.
     """
     from torch._dynamo.utils import dynamo_timed, get_metrics_context
 
@@ -94,6 +112,7 @@ def quiet_trace() -> Iterator[None]:
             torch.no_grad(),
             get_metrics_context(),
             dynamo_timed("pwcc_trace"),
+            _distributions_unchecked(),
         ):
             yield
     finally:
@@ -102,10 +121,31 @@ def quiet_trace() -> Iterator[None]:
         torch._dynamo.reset()
 
 
+@contextlib.contextmanager
+def _distributions_unchecked() -> Iterator[None]:
+    from torch.distributions import Distribution
+
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
 def fullgraph_capture(
-    forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    forward: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    *,
+    finish: Callable[[fx.GraphModule], None] = lambda graph_module: None,
 ) -> RawCapture:
     """Trace ``forward`` once into one graph; raises what Dynamo raises.
+
+    ``finish`` rewrites the graph while Dynamo's tables still hold what it names.
+
+    A forward that iterates over a set of strings is traced a second time with the set in reverse order: the
+    order is another in every process, so both graphs must compute the same.
 
     Raises:
         SideEffectError: the forward changes Python objects that exist outside it.
@@ -121,10 +161,21 @@ def fullgraph_capture(
         folded_values(user_line) as folded,
     ):
         out: Any = convert_frame.fullgraph_capture(forward, args, kwargs)
-    if folded:
-        raise FoldedError(folded[0])
+        if out.backend_input is not None:
+            finish(out.backend_input.graph_module)
+    if folded.refused:
+        raise FoldedError(folded.refused[0])
+    if folded.ordered:
+        with quiet_trace(), folded_values(user_line, descending=True):
+            reverse: Any = convert_frame.fullgraph_capture(forward, args, kwargs)
+            if reverse.backend_input is not None:
+                finish(reverse.backend_input.graph_module)
+        graphs = [one.backend_input and one.backend_input.graph_module for one in (out, reverse)]
+        if all(graphs) and not same_dataflow(*graphs):
+            raise FoldedError(folded.ordered[0])
     if effects:
-        raise SideEffectError(tuple(effects), next((line for line in effects.values() if line), None))
+        where = next((line for line in effects.values() if line), None)
+        raise SideEffectError(tuple(effects), where, getattr(out.graph_capture_output, "bytecode", None))
     captured = out.graph_capture_output
     backend = out.backend_input
     if backend is None:
@@ -153,6 +204,7 @@ def fullgraph_capture(
         arguments=_arguments(shape_env),
         assert_lines=lines,
         global_scope=captured.f_globals,
+        bytecode=getattr(captured, "bytecode", None),
         replay=replay,
     )
 
@@ -186,7 +238,7 @@ def _side_effects() -> Iterator[dict[str, str | None]]:
                 stacks = effects.mutation_user_stacks.get(variable) or [None]
                 base = _plain(_source_name(variable.source))
                 writes = [name for name in effects.store_attr_mutations.get(variable, ()) if name != base]
-                for name in [f"{base}.{write}" for write in writes] or [base]:
+                for name in [f"{base}.{write}" for write in writes] or _rebound(variable, base):
                     found.setdefault(name, user_line(stacks[0]))
         return original(effects, *args, **kwargs)
 
@@ -194,11 +246,32 @@ def _side_effects() -> Iterator[dict[str, str | None]]:
         yield found
 
 
+_TABLES = {"_buffers": "buffer", "_parameters": "parameter", "_modules": "submodule"}
+
+
+def _rebound(variable: Any, base: str) -> list[str]:
+    """Name what changed in an object without attributes: of a module's table, each entry that is new."""
+    owner, _, table = base.rpartition(".")
+    items, before = (getattr(variable, name, None) for name in ("items", "original_items"))
+    if table not in _TABLES or not isinstance(items, dict) or not isinstance(before, dict):
+        return [base]
+    now, then = ({_key(key): value for key, value in held.items()} for held in (items, before))
+    changed = [key for key in {**then, **now} if key is not None and now.get(key) is not then.get(key)]
+    return [f"{owner}.{key} (a {_TABLES[table]} that is rebound)" for key in changed] or [base]
+
+
+def _key(key: Any) -> str | None:
+    value = getattr(getattr(key, "vt", key), "value", None)
+    return value if isinstance(value, str) else None
+
+
 def _is_restored(effects: Any, variable: Any) -> bool:
     """Tell whether an object's attributes end as they were: set and reset, as a context variable is."""
     writes = effects.store_attr_mutations.get(variable)
+    if not writes:
+        return False
     held = getattr(getattr(variable, "value", None), "__dict__", {})
-    return bool(writes) and all(
+    return all(
         name in held
         and value.is_python_constant()
         and type(held[name]) is type(value.as_python_constant())
@@ -260,10 +333,16 @@ def user_line(frames: Sequence[traceback.FrameSummary] | None) -> str | None:
 
 
 def mark_unbacked(tensor: torch.Tensor, dim: int) -> None:
-    """Make ``dim`` a symbol about which the trace may assume nothing."""
+    """Make ``dim`` a symbol of which the trace may assume that it is 1 or more, and nothing else.
+
+    Where torch cannot be told, it may be 0, too: then ``x + x[:1]`` is an assumption.
+    """
     from torch._dynamo import decorators
 
-    decorators.mark_unbacked(tensor, dim)
+    if "min" in inspect.signature(decorators.mark_unbacked).parameters:
+        decorators.mark_unbacked(tensor, dim, min=1)
+    else:
+        decorators.mark_unbacked(tensor, dim)
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int, *, low: int, high: int) -> None:

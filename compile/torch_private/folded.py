@@ -1,5 +1,6 @@
 """Dynamo: what a trace folds into its graph without a guard: the order of a set, and results marked constant.
 
+A set of strings is iterated in a fixed order here, so that a caller can trace in both and compare.
 Run on torch 2.13.0+cpu. Private names used, each left unwatched where it does not exist:
 ``variables.sets.SetVariable.unpack_var_sequence``, ``.tp_iter_impl`` and ``.call_method`` (``pop``),
 ``variables.lists.CommonListMethodsVariable.call_method`` (``extend``, by which ``list(...)`` is traced),
@@ -23,6 +24,16 @@ _WITHOUT_ORDER = frozenset(("call_sorted", "_call_min_max", "call_set", "call_fr
 _POLYFILLS_WITHOUT_ORDER = ("set", "any", "all", "frozenset")
 
 
+COVERED = {
+    "transformers.utils.import_utils": (
+        "is_torch_available",
+        "is_torch_greater_or_equal",
+        "is_torch_less_or_equal",
+    ),
+}
+"""Functions marked constant whose results follow from the torch build, which is a factor of every key."""
+
+
 @dataclass(frozen=True)
 class Folded:
     """One value that differs by process: ``what`` it is, ``hint`` what to write, ``where`` the user's line."""
@@ -32,21 +43,34 @@ class Folded:
     where: str | None
 
 
-@contextlib.contextmanager
-def folded_values(user_line: Callable[[Any], str | None]) -> Iterator[list[Folded]]:
-    """Note what a trace in this block folds without a guard; ``user_line`` names the line of a stack."""
-    found: list[Folded] = []
+@dataclass(frozen=True)
+class FoldedValues:
+    """What one trace folded: ``refused``, and ``ordered``, the sets of strings that were put in order."""
 
-    def note_order(variable: Any) -> None:
+    refused: list[Folded]
+    ordered: list[Folded]
+
+
+@contextlib.contextmanager
+def folded_values(
+    user_line: Callable[[Any], str | None], *, descending: bool = False
+) -> Iterator[FoldedValues]:
+    """Note what a trace in this block folds without a guard; ``user_line`` names the line of a stack.
+
+    Sets of strings are iterated in ascending order, or in descending order if that is asked for.
+    """
+    found = FoldedValues([], [])
+
+    def note_order(variable: Any, *, one: bool = False) -> None:
         items = getattr(variable, "items", ())
         if type(variable).__name__ in _ORDERED_NOT and len(items) > 1 and not _order_is_lost():
-            found.append(
-                Folded(
-                    "the order of a set, which differs in every process",
-                    "iterate over a tuple or a list, or over sorted(...)",
-                    user_line(_stack()),
-                )
+            folded = Folded(
+                "the order of a set, which differs in every process",
+                "iterate over a tuple or a list, or over sorted(...)",
+                user_line(_stack()),
             )
+            kept = not one and _put_in_order(items, descending)
+            (found.ordered if kept else found.refused).append(folded)
 
     def iterating(original: Any) -> Any:
         def noting(variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +82,7 @@ def folded_values(user_line: Callable[[Any], str | None]) -> Iterator[list[Folde
     def popping(original: Any) -> Any:
         def noting(variable: Any, tx: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             if name == "pop":
-                note_order(variable)
+                note_order(variable, one=True)
             return original(variable, tx, name, *args, **kwargs)
 
         return noting
@@ -74,8 +98,9 @@ def folded_values(user_line: Callable[[Any], str | None]) -> Iterator[list[Folde
 
     def constant(original: Any) -> Any:
         def noting(tx: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-            if str(getattr(fn, "__module__", "")).partition(".")[0] != "torch":
-                found.append(
+            module, name = str(getattr(fn, "__module__", "")), getattr(fn, "__name__", "")
+            if module.partition(".")[0] != "torch" and name not in COVERED.get(module, ()):
+                found.refused.append(
                     Folded(
                         f"what {getattr(fn, '__qualname__', 'a function')} returned: it is marked with "
                         "assume_constant_result, so nothing of what it read is guarded",
@@ -99,6 +124,20 @@ def folded_values(user_line: Callable[[Any], str | None]) -> Iterator[list[Folde
         ):
             wrapped.enter_context(_wrapped(place, name, wrap))
         yield found
+
+
+def _put_in_order(items: Any, descending: bool) -> bool:
+    """Sort the items of Dynamo's set in place; False if they are not all strings."""
+    values: dict[Any, str] = {}
+    for item in items:
+        constant = getattr(getattr(item, "vt", None), "value", None)
+        if not isinstance(items, dict) or not isinstance(constant, str):
+            return False
+        values[item] = constant
+    kept = [(item, items[item]) for item in sorted(values, key=values.__getitem__, reverse=descending)]
+    items.clear()
+    items.update(kept)
+    return True
 
 
 @contextlib.contextmanager

@@ -2,8 +2,11 @@
 
 Run on torch 2.11.0+cu130 and 2.13.0+cpu. Private names used: ``compile_fx.compile_fx`` with an
 ``inner_compile`` hook (gives the CompiledFxGraph before AOTAutograd wraps it), ``CompiledFxGraph``'s
-fields, ``codecache.PyCodeCache.modules`` (the loaded wrapper), ``TracingContext.fw_metadata`` (what
-AOTAutograd's runtime wrapper would do), ``config.patch``.
+fields, ``codecache.PyCodeCache.modules`` (the loaded wrapper), ``_dynamo.utils.count_calls`` (replaced while
+Inductor runs, which gives no wrapper for a graph without operations),
+``config.post_grad_custom_post_pass`` with ``custom_graph_pass.CustomGraphPass``,
+``decomposition.select_decomp_table``, ``TracingContext.fw_metadata`` (what AOTAutograd's runtime wrapper would
+do), ``config.patch``.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from pwcc.cache.errors import UnsealableError
-from pwcc.compile.torch_private import symbols
+from pwcc.cache.errors import UnsealableError, UsageError
+from pwcc.compile.torch_private import fused_lowering, symbols
 
 
 @dataclass(frozen=True)
@@ -91,20 +94,62 @@ def _stop_workers() -> None:
         module.shutdown_compile_workers()
 
 
+def warm_up(device: str) -> None:
+    """Do what the first piece of a process pays for, while no piece is there yet: imports, tables, the device.
+
+    One matrix product is compiled, which needs no kernel of Inductor's. Call it within :func:`private_caches`.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor import compile_fx, config
+
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.mm.default, (x, x)),))
+    off = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    with torch.no_grad(), config.patch(off), functorch_config.patch({"enable_autograd_cache": False}):
+        run: Any = compile_fx.compile_fx(fx.GraphModule({}, graph), [torch.ones(2, 2, device=device)])
+        run(torch.ones(2, 2, device=device))
+
+
+@contextlib.contextmanager
+def _graphs_without_calls() -> Iterator[None]:
+    """Compile also a graph in which nothing is left to do, such as ``x.contiguous()``; Inductor skips those."""
+    from torch._dynamo import utils
+
+    original = utils.count_calls
+    utils.count_calls = lambda g: max(original(g), 1)
+    try:
+        yield
+    finally:
+        utils.count_calls = original
+
+
 def compile_graph(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], fake_mode: Any, options: Mapping[str, object]
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    fake_mode: Any,
+    options: Mapping[str, object],
+    *,
+    passes: Callable[[fx.Graph], None] | None = None,
 ) -> InductorResult:
-    """Compile one graph under ``options`` (Inductor config patches); raises what Inductor raises."""
+    """Compile one graph under ``options`` (Inductor config patches); raises what Inductor raises.
+
+    ``passes`` rewrites the graph once, in place, after Inductor's own rewriting of it and before it undoes
+    functionalisation.
+    """
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx, config
     from torch._inductor.codecache import PyCodeCache
 
+    fused_lowering.install_for(graph_module.graph)
     compiled: list[Any] = []
     drawn: list[str] = []
 
     def inner(graph: fx.GraphModule, examples: Sequence[Any], **rest: Any) -> Any:
         drawn.extend(random_operations(graph))
-        result = compile_fx.compile_fx_inner(graph, examples, **rest)
+        _refuse_lost_offsets(graph)
+        with _graphs_without_calls():
+            result = compile_fx.compile_fx_inner(graph, examples, **rest)
         compiled.append(result)
         return result
 
@@ -113,7 +158,7 @@ def compile_graph(
     with (
         torch.no_grad(),
         symbols.tracing(fake_mode) as context,
-        config.patch(dict(options)),
+        config.patch({**options, **pass_options(passes)}),
         functorch_config.patch(autograd),
     ):
         run: Any = compile_fx.compile_fx(graph_module, list(inputs), inner_compile=inner)
@@ -147,6 +192,65 @@ def compile_graph(
         defers_input_alignment=bool(getattr(graph, "_defers_input_alignment", False)),
         guards=tuple(symbols.shape_guards(fake_mode.shape_env)),
     )
+
+
+def _refuse_lost_offsets(graph: fx.GraphModule) -> None:
+    """Refuse an in-place operator on a view whose offset in its base depends on a size.
+
+    Inductor of 2.11 and 2.13 asks the lowered view for the offset and gets 0: it would write elsewhere.
+    """
+    for node in graph.graph.nodes:
+        if node.target is not torch.ops.higher_order.auto_functionalized_v2:
+            continue
+        for name, value in node.kwargs.items():
+            if name.endswith("_storage_offset") and isinstance(value, fx.Node):
+                raise UnsealableError(
+                    f"{node.args[0]} writes a view that begins at an offset which depends on a size, "
+                    "and Inductor loses such an offset",
+                    hint="give the operator a tensor of its own, or the base and an index",
+                )
+
+
+def pass_options(passes: Callable[[fx.Graph], None] | None) -> dict[str, object]:
+    """Return the setting under which Inductor calls ``passes``.
+
+    Raises:
+        UsageError: the process has set a pass of its own there, which no key would hold.
+    """
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    if passes is None:
+        return {}
+    if config.post_grad_custom_post_pass is not None:
+        raise UsageError(
+            "torch._inductor.config.post_grad_custom_post_pass is set, and it is not in the key",
+            hint="make it a pass of pwcc, named by --passes module:Class, or compile with --passes none",
+        )
+    run = passes
+
+    class Hook(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            run(graph)
+
+        def uuid(self) -> None:
+            return None  # nothing of Inductor's is cached outside our store
+
+    return {"post_grad_custom_post_pass": Hook()}
+
+
+def compile_whole(graph_module: fx.GraphModule, fake_mode: Any) -> Callable[..., Sequence[Any]]:
+    """Compile a traced graph as ``torch.compile`` would, for calls without gradients; in this process only.
+
+    Its placeholders tell what it takes (``example_value``); returns a callable of the real values.
+    """
+    from torch._inductor import compile_fx
+
+    examples = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    with torch.no_grad(), symbols.tracing(fake_mode):
+        run: Any = compile_fx.compile_fx(graph_module, examples)
+    function: Callable[..., Sequence[Any]] = run
+    return function
 
 
 def random_operations(graph: fx.GraphModule) -> list[str]:

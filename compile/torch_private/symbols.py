@@ -1,8 +1,9 @@
 """The seam to symbolic shapes: expressions of fake tensors' sizes, ranges and guards as text.
 
 Run on torch 2.11.0+cu130 and 2.13.0+cpu. Private names used: ``SymInt.node.expr / _expr``,
-``ShapeEnv.simplify / guards / deferred_runtime_asserts / replacements_slocs``,
-``create_unbacked_symint``, ``_sympy.printers.PythonPrinter`` (text of an expression).
+``ShapeEnv.simplify / replace / bound_sympy / guards / deferred_runtime_asserts / replacements_slocs``,
+``create_unbacked_symint``, ``_sympy.printers.PythonPrinter`` (text of an expression),
+``_sympy.value_ranges.ValueRangeError``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,34 @@ def expression(value: object, shape_env: Any) -> Any:
     import sympy
 
     if isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
-        return shape_env.simplify(value.node.expr)
+        return simplified(value.node.expr, shape_env)
     return sympy.sympify(value)
+
+
+def simplified(expr: Any, shape_env: Any) -> Any:
+    """Return an expression as the environment simplifies it, its value unchanged.
+
+    torch takes ``int(a / b)`` for ``a // b``, which it is for one sign only.
+    """
+    from torch.utils._sympy import functions
+
+    of: Any = functions
+    exact: dict[Any, Any] = {}
+    for atom in expr.atoms(of.TruncToInt) if hasattr(expr, "atoms") else ():
+        (quotient,) = atom.args
+        if not isinstance(quotient, of.IntTrueDiv):
+            continue
+        base, divisor = (shape_env.replace(part) for part in quotient.args)
+        if shape_env.bound_sympy(divisor).upper < 0:
+            base, divisor = -base, -divisor
+        if shape_env.bound_sympy(divisor).lower <= 0:  # of either sign: no integer division says it
+            exact[atom] = of.TruncToInt(of.FloatTrueDiv(of.ToFloat(base), of.ToFloat(divisor)))
+        elif shape_env.bound_sympy(base).lower < 0:
+            up, down = of.Max(0, base), of.Max(0, -base)
+            exact[atom] = of.FloorDiv(up, divisor) - of.FloorDiv(down, divisor)
+        else:
+            exact[atom] = of.FloorDiv(base, divisor)
+    return shape_env.simplify(expr.xreplace(exact) if exact else expr)
 
 
 def free_symbols(expr: Any) -> tuple[Any, ...]:
@@ -108,9 +135,18 @@ def equal(left: Any, right: Any) -> Any:
     return sympy.Eq(left, right)
 
 
-def narrow(symbol: Any, shape_env: Any, low: int, high: int) -> None:
-    """Tell the environment that a symbol lies in ``[low, high]``, so that ``max(1, s)`` simplifies to ``s``."""
-    shape_env.constrain_symbol_range(symbol, compiler_min=low, compiler_max=high)
+def narrow(symbol: Any, shape_env: Any, low: int, high: int) -> bool:
+    """Tell the environment that a symbol lies in ``[low, high]``, so that ``max(1, s)`` simplifies to ``s``.
+
+    False if the trace knows already that it lies in no part of that range.
+    """
+    from torch.utils._sympy.value_ranges import ValueRangeError
+
+    try:
+        shape_env.constrain_symbol_range(symbol, compiler_min=low, compiler_max=high)
+    except ValueRangeError:
+        return False
+    return True
 
 
 def new_unbacked_size(shape_env: Any, low: int, high: int) -> torch.SymInt:

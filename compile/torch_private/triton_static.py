@@ -77,7 +77,7 @@ def tuned_kernel(module: ModuleType, name: str) -> TunedKernel:
         arguments=arguments,
         prefix=tuple(grid.prefix),
         grid=(str(grid.x_grid), str(grid.y_grid), str(grid.z_grid)),
-        config=_config(launcher.config),
+        config=config_text(launcher.config),
         capability=_capability(name, autotuner.device_props.cc),
         registers=_count(getattr(kernel, "n_regs", None)),
         spills=_count(getattr(kernel, "n_spills", None)),
@@ -161,7 +161,14 @@ def _cubin(name: str, kernel: Any, triton_meta: Mapping[str, Any]) -> bytes:
         _refuse(name, f"its cubin is not in Triton's cache directory: {error}", hint="seal before clearing it")
 
 
-def _config(config: Any) -> str:
+def found_by_descent(module: ModuleType, name: str) -> bool:
+    """Tell whether the one launcher of a kernel runs a configuration that coordinate descent found."""
+    launchers = getattr(getattr(module, name, None), "launchers", None) or ()
+    return any(bool(getattr(launcher.config, "found_by_coordesc", False)) for launcher in launchers)
+
+
+def config_text(config: Any) -> str:
+    """Return a Triton configuration as ``NAME=value`` in order of the names."""
     items: dict[str, Any] = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
     return " ".join(f"{key}={items[key]}" for key in sorted(items))
 

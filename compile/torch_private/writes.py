@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from pwcc.compile.runtime.user_kernels import launch
+
 
 def written(graph: fx.Graph, fakes: Mapping[int, Any]) -> set[int]:
     """Return the keys of the fake tensors whose memory the graph writes, whole or through a view."""
@@ -35,9 +37,32 @@ def sharing(fakes: Mapping[int, Any]) -> dict[int, tuple[int, ...]]:
     }
 
 
+def storage(tensor: torch.Tensor) -> int:
+    """Return what tells the memory of one fake tensor from that of another."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def schema_writes(target: Any) -> bool | None:
+    """Tell whether an operator writes an argument by its schema; None for a function without a schema."""
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        names: list[str] = target.overloads()  # type: ignore[no-untyped-call]
+        return any(getattr(target, name)._schema.is_mutable for name in names)
+    return None
+
+
 def _written_arguments(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield what an operator writes by its schema; splitting operations do not count versions up."""
+    """Yield what an operator writes by its schema, or a Triton kernel by its record.
+
+    Splitting operations and kernels do not count versions up.
+    """
     target: Any = node.target
+    if target is launch:
+        arguments: Any = node.kwargs["arguments"]
+        names: Any = node.kwargs["written"]
+        yield from (arguments[name] for name in names if isinstance(arguments[name], fx.Node))
+        return
     if isinstance(target, torch._ops.OpOverloadPacket):
         target = getattr(target, "default", None)
     if not isinstance(target, torch._ops.OpOverload):

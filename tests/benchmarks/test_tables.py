@@ -61,3 +61,15 @@ def test_a_row_of_another_length_is_refused(tree: Path) -> None:
     done = run(tree)
     assert done.returncode != 0
     assert "speed.cpu.json: every row must have 2 cells" in done.stderr
+
+
+def test_documents_hold_tables_too(tree: Path) -> None:
+    (tree / "docs").mkdir()
+    document = tree / "docs" / "speed.md"
+    document.write_text("<!-- bench:speed -->\n<!-- /bench -->\n")
+    assert run(tree).returncode == 0
+    assert "| a\\|b | 1.5 |" in document.read_text()
+    document.write_text(document.read_text().replace("1.5", "1.4"))
+    stale = run(tree, "--check")
+    assert stale.returncode == 1
+    assert stale.stderr.startswith("docs/speed.md: ")

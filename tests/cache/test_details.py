@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pwcc.cache import strict
-from pwcc.cache.details import Details, diff_size, line_digests, row_text, rows_of, tree_changes
+from pwcc.cache.details import Details, diff_size, line_digests, moved_rows, row_text, rows_of, tree_changes
 from pwcc.cache.errors import CorruptEntry
 
 lines = st.lists(st.sampled_from([b"a", b"b", b"c", b"", b"dd"]), max_size=12)
@@ -103,3 +103,20 @@ def test_rows_are_named_where_they_differ() -> None:
 def test_another_order_is_a_difference() -> None:
     before, after = rows_of({"tensors": [["a", 1], ["b", 2]]}), rows_of({"tensors": [["b", 2], ["a", 1]]})
     assert tree_changes(before, after) == [("order of tensors", ["a", "b"], ["b", "a"])]
+
+
+def test_a_tensor_that_a_wrapper_moved_is_found() -> None:
+    def tree(**tensors: int) -> dict[str, object]:
+        return {
+            "tensors": [
+                [name.replace("__", "."), "parameter", "float32", [n], "", ""] for name, n in tensors.items()
+            ]
+        }
+
+    before = rows_of(tree(a__weight=4, b__weight=4, c__weight=4, d__bias=4))
+    after = rows_of(
+        tree(a__base_layer__weight=4, a__lora__weight=2, b__inner__weight=2, e__weight=4, d__bias=4)
+    )
+    assert moved_rows(tree_changes(before, after)) == {"tensor a.weight": "a.base_layer.weight"}
+    alone = tree_changes(rows_of(tree(weight=4)), rows_of(tree(base_layer__weight=4)))
+    assert moved_rows(alone) == {"tensor weight": "base_layer.weight"}

@@ -64,10 +64,17 @@ def test_variables_that_change_code(name: str) -> None:
         "PYTORCH_ALLOC_CONF",
         "LOCAL_RANK",
         "MASTER_PORT",
+        "PWCC_LOG",
     ],
 )
 def test_variables_left_out(name: str) -> None:
     assert not is_factor(name)
+
+
+def test_the_log_is_left_out_whatever_a_site_reads() -> None:
+    found = exclusion("PWCC_LOG")
+    assert found is not None
+    assert "logging" in found.reason
 
 
 def test_every_line_has_a_reason_and_is_unique() -> None:

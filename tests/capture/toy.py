@@ -25,7 +25,9 @@ from pwcc.compile.compiled_model import CompiledModel, LoadedProgram, LoadedVari
 from pwcc.compile.load import compile_stitch
 from pwcc.compile.ops.blocks import BlockAllocator, SequenceBlocks
 from pwcc.compile.ops.paged import AttentionMetadata, PagedKVCache
-from pwcc.compile.runtime.calling import Binder, CallingConvention, Parameter, SizeSymbol, Weight, build_output
+from pwcc.compile.runtime.binding import Binder
+from pwcc.compile.runtime.calling import CallingConvention, Parameter, SizeSymbol, Weight
+from pwcc.compile.runtime.output import build_output
 from pwcc.compile.runtime.piece import LoadedPiece
 
 HEADS, HEAD_DIM, HIDDEN, VOCAB, LAYERS, BLOCK, MAX = 2, 16, 32, 48, 3, 4, 64
@@ -138,6 +140,8 @@ def compiled_of(
         min_tokens=1,
         max_tokens=MAX,
         sizes=sizes,
+        ranges=((1, MAX),),
+        serves=lambda size: 1 <= size <= MAX,
         programs=(SimpleNamespace(splits=splits),),
         observed=(),
     )

@@ -49,6 +49,7 @@ def toy_manifest(store: Store) -> Manifest:
 
     kernel = put(b"\x7fELF" + bytes(2000))
     piece: dict[str, object] = {"schema": 1, "externs": ["mm"], "fallbacks": []}
+    piece["passes"] = [{"name": "noop", "matches": 2}]
     piece["kernels"] = [{"name": "cpp_fused_add_0", "kind": "cpp", "blob": kernel}]
     record = put(strict.canonical(piece))
     ops = ("aten.mm.default", "aten.mm.default", "aten.add.Tensor")
@@ -74,7 +75,7 @@ def toy_manifest(store: Store) -> Manifest:
         "programs": [
             {
                 "variants": [
-                    [{"size": 8, "eager": 1e-7, "compiled": 1.25e-7, "sealed": 1.25e-7, "tolerance": 2.5e-7}]
+                    [[{"size": 8, "eager": 1e-7, "compiled": 1.25e-7, "sealed": 1.25e-7, "tolerance": 2.5e-7}]]
                 ]
             }
         ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pwcc.cache.ids import EntryKey
+from pwcc.cache.ids import EntryKey, factor_digest
 from pwcc.cache.manifest import Manifest, ModelSummary
 from pwcc.cache.store import Store
 
@@ -47,9 +47,35 @@ def test_the_listing_as_json(run: Run, store: Store, publish: Publish) -> None:
     assert done.stderr == ""
 
 
-def test_one_entry_in_full(run: Run, store: Store, publish: Publish) -> None:
+def test_one_entry(run: Run, store: Store, publish: Publish) -> None:
     publish("0a")
     done = run("inspect", store.root, "0A00")
+    assert done.returncode == 0
+    assert done.stdout.split("\n\n", 1)[1] == (
+        "signatures\n"
+        "  none\n"
+        "\n"
+        "program 0: 1 to 64 tokens, 3 pieces, 2 splits\n"
+        "  variants: dynamic 1..64, n=8\n"
+        "  PIECE    DIGEST        USES  OPS  KERNELS  PASSES (MATCHES)\n"
+        f"  piece_0  {factor_digest(b'first')[:12]}     2    3        2  noop 4\n"
+        f"  piece_1  {factor_digest(b'second')[:12]}     1    1        2  noop 4\n"
+        "\n"
+        "requirements: 2 (os, cpu_flags)\n"
+        "predicates: 0 rules\n"
+        "factors: 3 (environment 1, compiler 2)\n"
+        "sources: 1 traced file\n"
+        "observed: none\n"
+        "numerics: 1 check against float32 eager, largest relative error 1.25e-07\n"
+        "tuning: none, or the results did not travel with the entry\n"
+        "\n"
+        "--full lists all of it, --json as data; pwcc report writes a page about it\n"
+    )
+
+
+def test_one_entry_in_full(run: Run, store: Store, publish: Publish) -> None:
+    publish("0a")
+    done = run("inspect", store.root, "0A00", "--full")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     for line in (
@@ -58,7 +84,7 @@ def test_one_entry_in_full(run: Run, store: Store, publish: Publish) -> None:
         "  cpu_flags: avx2 fma",
         "  variants: dynamic 1..64, n=8",
         "    aten.mm.default x2, aten.add.Tensor",
-        "    n=8: kernels cpp_fused_add_0 (cpp); calls mm",
+        "    n=8: kernels cpp_fused_add_0 (cpp); calls mm; passes noop 2",
         "  OMP_NUM_THREADS: -",
         "  gcc: 13 2",
         "        0        0      0     8  1e-07  1.25e-07  1.25e-07    2.5e-07",
@@ -82,6 +108,8 @@ def test_a_missing_blob_is_said(run: Run, store: Store, publish: Publish, toy: M
     done = run("inspect", store.root, "0a00")
     assert done.returncode == 0
     assert "MISSING BLOBS (this entry cannot be loaded)" in done.stdout
+    assert "factors: unreadable: expected a blob, found none" in done.stdout
+    done = run("inspect", store.root, "0a00", "--full")
     assert "  unreadable: expected a blob, found none" in done.stdout
 
 

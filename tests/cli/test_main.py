@@ -38,6 +38,7 @@ Commands:
   explain  Say whether a load and a compile would hit, and why not.
   key      Print a model's lookup key and its factors; compiles nothing.
   inspect  List the entries of a cache directory, or show one in full.
+  report   Write one entry as an HTML page: pieces, bytes, seconds, kernels.
   diff     Compare two entries, factor by factor.
   env      Print the facts of this host; explain --target reads them.
   verify   Verify a cache directory, or one entry of it.
@@ -89,7 +90,7 @@ def test_the_version(run: Run) -> None:
         (("compile",), "Missing option '--model'"),
         (("load", "--model", "x"), "Missing argument 'DIR'"),
         (("compile", "--model", "x", "--jobs", "0"), "--jobs"),
-        (("compile", "--model", "x", "--cpu-isa", "sse"), "is not one of 'avx2', 'avx512', 'native'"),
+        (("compile", "--model", "x", "--cpu-baseline", "sse"), "is not one of 'x86-64-v2', 'x86-64-v3'"),
         (("compile", "--model", "x", "--max-tokens", "many"), "--max-tokens"),
         (("compile", "--model", "x", "--allow-unsealed"), "--allow-unsealed"),
     ],

@@ -113,6 +113,8 @@ def commands(tmp_path: Path) -> list[tuple[list[str], set[int]]]:
         (["inspect", "."], {0}),
         (["inspect", ".", "aaaa"], {0}),
         (["inspect", ".", "aaaa", "--json"], {0}),
+        (["inspect", ".", "aaaa", "--full"], {0}),
+        (["report", ".", "aaaa", "-o", str(tmp_path / "report.html")], {0}),
         (["verify", "."], set(range(256)) - {2, 3, 4}),
         (["verify", "aaaa", *here, "--json"], set(range(256)) - {2, 3, 4}),
         (["diff", "aaaa", "bbbb", *here], {0, 1}),

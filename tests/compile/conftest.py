@@ -13,18 +13,22 @@ from torch import Tensor, nn
 import pwcc.compile.ops.attention  # noqa: F401  (registers torch.ops.pwcc.attention)
 from pwcc.cache.errors import PwccError
 from pwcc.compile.compiled_model import constant
-from pwcc.compile.inputs import make_inputs, parse_declaration
+from pwcc.compile.input_declarations import parse_declaration
+from pwcc.compile.input_values import make_inputs
 from pwcc.compile.load import compile_stitch
 from pwcc.compile.piece_graph import PieceGraph, interpret
 from pwcc.compile.request import Request, make_request
-from pwcc.compile.runtime.calling import Binder, CallingConvention, build_output
+from pwcc.compile.runtime.binding import Binder
+from pwcc.compile.runtime.calling import TOKENS, CallingConvention
 from pwcc.compile.runtime.held import bind_weights, named_tensors
+from pwcc.compile.runtime.output import build_output
 from pwcc.compile.runtime.targets import resolve_target
-from pwcc.compile.split import PieceStep
+from pwcc.compile.steps import PieceStep
 from pwcc.compile.tracing import Traced, stitch_of, trace_all
 
 CPU = torch.device("cpu")
-SPLITTING_OPS = ("pwcctest::attend", "pwcctest::one", "pwcctest::two", "pwcc::attention")
+_NAMES = ("attend", "one", "two", "many", "joined", "note", "project")
+SPLITTING_OPS = (*(f"pwcctest::{name}" for name in _NAMES), "pwcc::attention")
 
 
 def _attend(x: Tensor, out: Tensor, scale: float = 1.0) -> None:
@@ -32,7 +36,7 @@ def _attend(x: Tensor, out: Tensor, scale: float = 1.0) -> None:
 
 
 def _register() -> torch.library.Library:
-    """Splitting ops: one that writes its output argument, and two that return one and two tensors."""
+    """Splitting ops: one writes its output argument, others return one, two, several tensors or none."""
     library = torch.library.Library("pwcctest", "FRAGMENT")  # type: ignore[no-untyped-call]
     kernels: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
         "attend(Tensor x, Tensor(a!) out, float scale=1.0) -> ()": (_attend, lambda x, out, scale=1.0: None),
@@ -41,10 +45,18 @@ def _register() -> torch.library.Library:
             lambda x: (x.cumsum(0), x + 1),
             lambda x: (torch.empty_like(x), torch.empty_like(x)),
         ),
+        "many(Tensor x) -> Tensor[]": (lambda x: [x * 2, x + 1, x - 1], lambda x: [x * 2, x + 1, x - 1]),
+        "joined(Tensor[] xs) -> Tensor": (lambda xs: torch.cat(xs, -1), lambda xs: torch.cat(xs, -1)),
+        "note(Tensor x) -> ()": (lambda x: None, lambda x: None),
+        "project(Tensor x, Tensor weight) -> Tensor": (  # its inner product follows autocast
+            lambda x, weight: (x @ weight).float(),
+            lambda x, weight: torch.empty_like(x @ weight, dtype=torch.float32),
+        ),
     }
     for schema, (cpu, meta) in kernels.items():
         library.define(schema)  # type: ignore[no-untyped-call]
-        library.impl(schema.partition("(")[0], cpu, "CPU")  # type: ignore[no-untyped-call]
+        for device in ("CPU", "CUDA"):
+            library.impl(schema.partition("(")[0], cpu, device)  # type: ignore[no-untyped-call]
         library.impl(schema.partition("(")[0], meta, "Meta")  # type: ignore[no-untyped-call]
     return library
 
@@ -62,7 +74,10 @@ class Interpreted:
             CallingConvention.from_bytes(item.trace.calling.to_bytes(), where="calling") for item in traced
         ]
         self.binders = [Binder(calling, CPU) for calling in self.calling]
-        self._outputs = [build_output(calling.output) for calling in self.calling]
+        self._outputs = [
+            build_output(calling.output, [symbol.name for symbol in calling.symbols])
+            for calling in self.calling
+        ]
         self._weights = [
             bind_weights(dict(named_tensors(model)), calling.weights, CPU) for calling in self.calling
         ]
@@ -89,17 +104,28 @@ class Interpreted:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         failures: list[PwccError] = []
-        for binder, run, output, weights in zip(
-            self.binders, self._runs, self._outputs, self._weights, strict=True
-        ):
+        programs = list(zip(self.binders, self._runs, self._outputs, self._weights, strict=True))
+        for binder, run, output, weights in [programs[i] for i in self._fitting(args, kwargs)]:
             try:
                 tensors, sizes = binder.bind(args, kwargs)
             except PwccError as error:
                 failures.append(error)
                 continue
             with torch.no_grad():
-                return output(run(tensors, sizes), tensors, weights)
+                return output(run(tensors, sizes), tensors, weights, sizes)
         raise failures[-1]
+
+    def _fitting(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[int]:
+        """The programs for the token count of a call, all where that cannot be told."""
+        symbol = next((s for calling in self.calling for s in calling.symbols if s.name == TOKENS), None)
+        everything = range(len(self.traced))
+        if symbol is None or len(everything) == 1:
+            return everything
+        tensor = self.binders[0].leaf(args, kwargs, symbol.parameter)
+        if not isinstance(tensor, Tensor) or tensor.dim() <= symbol.dim:
+            return everything
+        size = tensor.shape[symbol.dim]
+        return [i for i in everything if self.traced[i].low <= size <= self.traced[i].high] or everything
 
 
 TraceModel = Callable[..., list[Traced]]
@@ -117,6 +143,8 @@ def asked() -> Callable[..., Request]:
         max_tokens: int = 40,
         ops: Sequence[str] = SPLITTING_OPS,
         sizes: Sequence[int] = (),
+        ranges: Sequence[tuple[int, int]] = (),
+        allow_gaps: bool = False,
     ) -> Request:
         return make_request(
             model.eval(),
@@ -128,9 +156,11 @@ def asked() -> Callable[..., Request]:
             args={},
             splitting_ops=ops,
             autotune=False,
-            cpu_isa="native",
+            cpu_baseline="native",
             profile=None,
             build_observed=True,
+            ranges=ranges,
+            allow_gaps=allow_gaps,
         )
 
     return call
@@ -165,10 +195,11 @@ def same_as_eager(interpreted: Interpret) -> Compare:
         declarations: Sequence[str] = ("x:float32[n,8]",),
         max_tokens: int = 40,
         sizes: Iterable[int] | None = None,
+        static: Sequence[int] = (),
         **options: Any,
     ) -> Interpreted:
         eager = copy.deepcopy(model).eval()
-        program = interpreted(model, declarations, max_tokens, **options)
+        program = interpreted(model, declarations, max_tokens, sizes=static, **options)
         specs = tuple(parse_declaration(text) for text in declarations)
         for size in range(1, max_tokens + 1) if sizes is None else sizes:
             given = make_inputs(specs, size)

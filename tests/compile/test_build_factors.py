@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -29,7 +30,7 @@ OPTIONS = BuildOptions(
     max_tokens=8192,
     splitting_ops=("pwcc::attention",),
     autotune=False,
-    cpu_isa="native",
+    cpu_baseline="native",
     inputs=("input_ids:int64[n]",),
     profile=None,
 )
@@ -57,7 +58,7 @@ def test_the_same_request_matches_what_it_recorded() -> None:
         built(replace(OPTIONS, max_tokens=4096)),
         built(replace(OPTIONS, splitting_ops=())),
         built(replace(OPTIONS, autotune=True)),
-        built(replace(OPTIONS, cpu_isa="avx2")),
+        built(replace(OPTIONS, cpu_baseline="x86-64-v3")),
         built(replace(OPTIONS, inputs=("input_ids:int32[n]",))),
         built(replace(OPTIONS, profile="small")),
         built(identity="builtin:y"),
@@ -126,8 +127,26 @@ def test_pwccs_own_code_is_a_factor() -> None:
     assert compiler["pwcc code"] == digest
     assert compiler["pwcc"] == pwcc.__version__
     assert str(torch.version.git_version) in str(compiler["torch"])
+
+
+def test_own_code_is_all_that_decides_what_is_in_an_entry() -> None:
     root = Path(factors.__file__).parent
-    assert [name for name in factors._OWN_CODE if not (root / name).exists()] == []
+    named = (*factors._NOT_IN_ENTRIES, *factors._IN_ENTRIES_TOO)
+    assert [name for name in named if not (root / name).exists()] == []
+    found = {path.relative_to(root).as_posix() for path in factors.own_code(root)}
+    decide = "segments regions sizes encoding steps rederive kernel_launches trace conditions outputs"
+    assert {f"{name}.py" for name in decide.split()} <= found
+    assert {"sealing/seal.py", "torch_private/inductor.py", "ops/fused/kernels.py"} <= found
+    assert not {"load.py", "passes/noop.py", "runtime/binding.py", "ops/paged_attention.py"} & found
+
+
+def test_a_new_file_of_the_compiler_is_own_code(tmp_path: Path) -> None:
+    shutil.copytree(Path(factors.__file__).parent, tmp_path / "compile")
+    before = factors.own_code(tmp_path / "compile")
+    (tmp_path / "compile" / "new_stage.py").write_text("")
+    assert {path.name for path in factors.own_code(tmp_path / "compile")} - {p.name for p in before} == {
+        "new_stage.py"
+    }
 
 
 def test_arguments_are_portable() -> None:

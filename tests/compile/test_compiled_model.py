@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 
 import pwcc
-from pwcc.cache.errors import ArgumentError, CacheMiss, CallError, SizeError, UnsealableError
+from pwcc.cache.errors import ArgumentError, CacheMiss, CallError, SizeError, UnsealableError, UsageError
 from pwcc.compile.compiled_model import CompiledModel
 from pwcc.compile.inputs import input_specs
 from pwcc.compile.model_ref import ModelRef, build
@@ -243,6 +245,46 @@ def test_a_call_in_another_autocast_state_is_refused(loaded: Loaded) -> None:
     assert agrees(model, compiled, 3)
 
 
+def test_a_call_in_autocast_to_another_dtype_is_refused(loaded: Loaded) -> None:
+    model, plain = loaded
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = CompiledModel(model, plain.device, plain.manifest, plain.programs, plain.read_blob)
+    with (
+        torch.autocast("cpu", torch.float16),
+        pytest.raises(ArgumentError, match=r"to torch\.float16, and was"),
+    ):
+        compiled(*inputs(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled.bind(inputs(3), {})
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_are_refused(loaded: Loaded, copied: Callable[[object], object]) -> None:
+    with pytest.raises(UsageError, match="cannot be copied or pickled"):
+        copied(loaded[1])
+
+
+def test_a_parameter_that_requires_gradients_is_refused_in_grad_mode(tmp_path: Path) -> None:
+    model = Passing().eval()
+    pwcc.precompile(model, cache_dir=tmp_path / "cache", inputs=["x:float32[n,8]"], max_tokens=4)
+    compiled = pwcc.load(model, cache_dir=tmp_path / "cache")
+    x = nn.Parameter(torch.ones(3, 8))
+    with pytest.raises(ArgumentError, match="an argument requires gradients"):
+        compiled(x)
+    with torch.no_grad():
+        assert compiled(x)[0] is x
+        assert torch.equal(compiled(x)[1], torch.full((3, 8), 2.0))
+
+
+class Passing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.ones(1))  # says on which device the model lies
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x + 1
+
+
 def test_a_global_hook_of_the_server_is_a_miss(llama: Warm) -> None:
     handle = register_module_forward_hook(lambda *_: None)
     try:
@@ -324,7 +366,9 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scaled, CompiledMo
     torch.manual_seed(0)
     model = Scaled().eval()
     root = tmp_path_factory.mktemp("scaled") / "cache"
-    pwcc.precompile(model, cache_dir=root, inputs=["x:float32[n,8]"], splitting_ops=[], cpu_isa="avx2")
+    pwcc.precompile(
+        model, cache_dir=root, inputs=["x:float32[n,8]"], splitting_ops=[], cpu_baseline="x86-64-v3"
+    )
     return model, pwcc.load(model, cache_dir=root)
 
 
@@ -345,3 +389,12 @@ def test_check_without_a_split_and_without_model_inputs(scaled: tuple[Scaled, Co
     report = compiled.check()
     assert report.ok
     assert [(row.what, row.size) for row in report.rows] == [("piece 0 dynamic", size) for size in (1, 2, 64)]
+
+
+def test_torch_compile_around_a_loaded_model_leaves_it_as_it_is(loaded: Loaded) -> None:
+    model, compiled = loaded
+    around = torch.compile(lambda ids, positions: compiled(ids, positions + 0) * 2, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(around(*inputs(7)), compiled(*inputs(7)) * 2)
+        assert torch.equal(torch.compile(compiled, backend="eager")(*inputs(7)), compiled(*inputs(7)))
+    assert agrees(model, compiled, 3)

@@ -53,7 +53,7 @@ def load_answer(root: Path, model: nn.Module, tag: str | None = None) -> Answer:
 
 
 def request_of(
-    given: BuiltModel, *sizes: int, policy: Policy = TABLES_ONLY, cpu_isa: str = "native"
+    given: BuiltModel, *sizes: int, policy: Policy = TABLES_ONLY, cpu_baseline: str = "native"
 ) -> Request:
     return make_request(
         given.module,
@@ -65,7 +65,7 @@ def request_of(
         args=given.args,
         splitting_ops=("pwcc::attention",),
         autotune=False,
-        cpu_isa="native",
+        cpu_baseline="native",
         profile=None,
         build_observed=True,
         policy=policy,

@@ -87,6 +87,41 @@ def test_a_set_without_its_order_is_traced(text: str) -> None:
     assert traced(body(text)).graph_module is not None
 
 
+def test_a_set_whose_order_changes_nothing_is_traced_in_one_order() -> None:
+    loop = "for name in set(self.stages):\n    y[name] = getattr(torch, name)(x)"
+    text = f"y = {{}}\n{loop}\nx = y['relu'] - y['tanh']"
+    first = [node.target for node in traced(body(text)).graph_module.graph.nodes]
+    model = body(text)
+    vars(model)["stages"] = {"tanh", "sigmoid", "relu"}
+    assert [node.target for node in traced(model).graph_module.graph.nodes] == first
+    names = [getattr(target, "__name__", target) for target in first]
+    assert names.index("relu") < names.index("sigmoid") < names.index("tanh")
+
+
+def test_numbers_in_a_set_are_refused() -> None:
+    with pytest.raises(UnsealableError, match="the order of a set"):
+        traced(body("for factor in {2.0, 3.0, 5.5}:\n    x = x * factor"))
+
+
+def test_what_follows_from_the_torch_build_may_be_marked_constant() -> None:
+    pytest.importorskip("transformers")
+    from transformers.utils import import_utils
+
+    model = body("if probe('2.0'):\n    x = x * 2")
+    model.forward.__func__.__globals__["probe"] = import_utils.is_torch_greater_or_equal  # type: ignore[attr-defined]
+    assert traced(model).graph_module is not None
+
+
+def test_a_distribution_is_traced_without_its_checks_which_come_back() -> None:
+    from torch.distributions import Distribution
+
+    before = Distribution._validate_args
+    quantile = "torch.distributions.Normal(0, 1).icdf(torch.tensor(0.95))"
+    found = traced(body(f"x = x * {quantile}"))
+    assert any(node.target is torch.erfinv for node in found.graph_module.graph.nodes)
+    assert Distribution._validate_args is before
+
+
 def test_a_result_that_is_marked_constant_is_refused_by_name() -> None:
     with pytest.raises(UnsealableError, match=r"what marked returned.*assume_constant_result"):
         traced(body("x = x * marked()"))

@@ -17,7 +17,7 @@ from pwcc.cache.errors import CacheMiss, KeyChanged
 from pwcc.cache.store import Store
 from pwcc.compile.build_factors import build_factors
 from pwcc.compile.frozen import Frozen
-from pwcc.compile.inputs import parse_declaration
+from pwcc.compile.input_declarations import parse_declaration
 from pwcc.compile.load import lookup
 from pwcc.compile.precompile import precompile
 from pwcc.compile.report import Progress
@@ -44,7 +44,7 @@ class Given:
             args=self.args,
             splitting_ops=self.cuts,
             autotune=False,
-            cpu_isa="native",
+            cpu_baseline="native",
             profile=None,
             build_observed=True,
         )

@@ -10,7 +10,8 @@ import torch
 
 from pwcc.cache.errors import ModelError, UsageError
 from pwcc.compile import hf
-from pwcc.compile.inputs import input_specs, make_inputs
+from pwcc.compile.input_values import make_inputs
+from pwcc.compile.inputs import input_specs
 from pwcc.compile.model_ref import ModelRef, build, materialize
 from pwcc.compile.ops.blocks import BlockAllocator
 from pwcc.compile.ops.forward_context import forward_context

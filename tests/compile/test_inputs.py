@@ -1,12 +1,23 @@
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pwcc.cache.errors import UsageError
-from pwcc.compile.inputs import Fill, InputSpec, input_specs, make_inputs, parse_declaration
+from pwcc.compile.input_declarations import parse_declaration, parse_tensor
+from pwcc.compile.input_forms import Fill, InputSpec
+from pwcc.compile.input_values import make_inputs
+from pwcc.compile.inputs import input_specs as any_specs
 from pwcc.compile.models.llama import PRESETS, Llama
+
+
+def input_specs(module: nn.Module, **options: Any) -> tuple[InputSpec, ...]:
+    """The specs of a module that takes tensors only."""
+    found = any_specs(module, **options)
+    assert all(isinstance(spec, InputSpec) for spec in found)
+    return cast("tuple[InputSpec, ...]", found)
 
 
 class Net(nn.Module):
@@ -63,7 +74,7 @@ def test_declarations() -> None:
     ids, hidden = make_inputs(specs, 3)
     assert (ids.shape, hidden.shape, hidden.dtype) == ((3,), (3, 8), torch.float32)
     assert str(parse_declaration("x:bfloat16[2,n]@cuda:1")) == "x:bfloat16[2,n]@cuda:1"
-    assert parse_declaration("x:bool[]").shape == ()
+    assert parse_tensor("x:bool[]").shape == ()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +83,11 @@ def test_declarations() -> None:
         ("input_ids", "cannot read the input declaration"),
         ("input_ids:int64", "expected name:dtype[sizes]"),
         ("input_ids:int65[n]", "did you mean"),
-        ("input_ids:int64[m]", "size 'm'"),
+        ("input_ids:int64[m-1]", "size 'm-1'"),
+        ("input_ids:int64[n<=4]", "size 'n<=4'"),
+        ("input_ids:int64[n,3<=m<=2]", "the lower first"),
+        ("flag=maybe", "a string in quotes"),
+        ("flag=inf", "expected None, true"),
         ("input_ids:int64[n,0]", "size '0'"),
         ("input_ids:int64[n,]", "size ''"),
         ("input_ids:int64[-1]", "size '-1'"),
@@ -90,7 +105,8 @@ def test_bad_declarations(text: str, said: str) -> None:
         (["ids:int64[n]"], "did you mean input_ids"),
         (["input_ids:int64[n]"], "also takes hidden"),
         (["input_ids:int64[n]", "input_ids:int64[n]"], "declared twice"),
-        (["input_ids:int64[n]", "hidden:float32[n,8]", "mask:bool[n]"], "also takes flag"),
+        (["input_ids:int64[m]", "hidden:float32[4,8]"], "no token count"),
+        (["input_ids:int64[n,m<=4]", "hidden:float32[m<=5,8]"], "two ranges"),
     ],
 )
 def test_declarations_must_fit_forward(declared: list[str], said: str) -> None:
@@ -129,7 +145,10 @@ def test_examples_with_other_token_dims_and_one_tensor() -> None:
     ("examples", "said"),
     [
         (lambda n: (torch.zeros(2 * n), torch.zeros(n)), "is 14 for 7 tokens and 22 for 11"),
-        (lambda n: (torch.zeros(n), 3), "gave a int for 'hidden'"),
+        (lambda n: (torch.zeros(n), n), "gives 7 as 'hidden' for 7 tokens and 11 for 11"),
+        (lambda n: (torch.zeros(n), [torch.zeros(n)] * n), "changes the structure of 'hidden'"),
+        (lambda n: (torch.zeros(n), object()), "'hidden': expected a tensor"),
+        (lambda n: (torch.zeros(n), None if n == 7 else torch.zeros(n)), "changes the type of 'hidden'"),
         (lambda n: 3, "got a int"),
         (lambda n: [torch.zeros(n)] * 5, "gave 5 values"),
         (lambda n: (torch.zeros(n),), "also takes hidden"),

@@ -369,19 +369,19 @@ def test_a_compile_heals_what_is_damaged_and_nothing_else(
 ) -> None:
     root = decoder.copy(tmp_path / "cache")
     damage(root)
-    report = here(decoder.model[1], root, 2, cpu_isa="avx2")
+    report = here(decoder.model[1], root, 2, cpu_baseline="x86-64-v3")
     assert not report.hit
     assert (report.counters.compiles, report.counters.piece_cache_hits) == (compiles, 6 - compiles)
     assert report.entry_key == decoder.report["entry_key"]
     compiled = pwcc.load(decoder_of(decoder), cache_dir=root)
     assert compiled.manifest.entry_key == decoder.report["entry_key"]
     assert compiled.check().ok
-    assert here(decoder.model[1], root, 2, cpu_isa="avx2").hit
+    assert here(decoder.model[1], root, 2, cpu_baseline="x86-64-v3").hit
 
 
 def test_a_damaged_entry_beside_a_good_one_does_not_matter(decoder: Warm, tmp_path: Path) -> None:
     root = decoder.copy(tmp_path / "cache")
-    other = here(decoder.model[1], root, cpu_isa="avx2")
+    other = here(decoder.model[1], root, cpu_baseline="x86-64-v3")
     store = Store.open(root)
     (ref,) = (ref for ref in store.entries() if ref.entry_key != other.entry_key)
     ref.manifest.write_bytes(b"{}")
@@ -397,7 +397,7 @@ def test_the_best_entry_is_damaged_and_the_next_one_serves(
     """The damage shows only when its blobs are read: after it was chosen."""
     root = decoder.copy(tmp_path / "cache")
     store, best, _ = only(root)
-    other = here(decoder.model[1], root, cpu_isa="avx2")
+    other = here(decoder.model[1], root, cpu_baseline="x86-64-v3")
     mine = set(store.read_manifest(best).blobs)
     (less,) = (ref for ref in store.entries() if ref.entry_key == other.entry_key)
     flip(store.blob_path(sorted(mine - set(store.read_manifest(less).blobs))[0]))
@@ -540,7 +540,7 @@ def test_a_read_only_mount_serves(decoder: Warm, tmp_path: Path) -> None:
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
         assert pwcc.load(decoder_of(decoder), cache_dir=root).receipt.is_clean
         with pytest.raises(StoreError, match="EROFS"):
-            here(decoder.model[1], root, 4, cpu_isa="avx2")
+            here(decoder.model[1], root, 4, cpu_baseline="x86-64-v3")
 
 
 def test_what_is_no_cache(tmp_path: Path) -> None:
@@ -618,7 +618,7 @@ def test_an_entry_for_a_gpu_on_a_host_without_one_exits_4(llama: Warm, tmp_path:
 def test_a_good_entry_wins_over_a_foreign_one(decoder: Warm, tmp_path: Path) -> None:
     root = decoder.copy(tmp_path / "cache")
     forge(root, Requirement("cpu_flags", ("avx1024",)))
-    other = here(decoder.model[1], root, cpu_isa="avx2")
+    other = here(decoder.model[1], root, cpu_baseline="x86-64-v3")
     assert pwcc.load(decoder_of(decoder), cache_dir=root).manifest.entry_key == other.entry_key
 
 

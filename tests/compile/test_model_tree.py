@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from pwcc.cache.errors import ModelError
 from pwcc.compile.model_tree import ModelTree, identity, model_tree
 
 
@@ -133,3 +134,11 @@ def test_three_hundred_parameters_take_milliseconds() -> None:
     assert time.perf_counter() - start < 0.1  # 2 ms measured
     assert isinstance(tree, ModelTree)
     assert len(tree.tensors) == 300
+
+
+def test_a_lazy_module_that_never_ran_is_named() -> None:
+    with pytest.raises(ModelError, match=r"parameter '0.weight' has no shape yet"):
+        model_tree(nn.Sequential(nn.LazyLinear(4)))
+    ran = nn.Sequential(nn.LazyLinear(4))
+    ran(torch.zeros(2, 3))
+    assert [row.shape for row in model_tree(ran).tensors] == [(4, 3), (4,)]

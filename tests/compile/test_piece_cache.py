@@ -12,7 +12,8 @@ import torch
 from pwcc.cache.ids import blob_digest
 from pwcc.cache.store import Store
 from pwcc.compile.numerics import NumericsRecord
-from pwcc.compile.piece_cache import PieceCache
+from pwcc.compile.passes.registry import resolve
+from pwcc.compile.piece_cache import PieceCache, code_behind
 from pwcc.compile.piece_compiler import PieceResult, PieceTask
 from pwcc.compile.piece_graph import PieceGraph, PieceNode, SymbolInput, TensorInput
 from pwcc.compile.rebuild import Variant
@@ -68,6 +69,7 @@ def result(store: Store) -> PieceResult:
         replace(TASK, lines=("elsewhere.py:30",)),
         replace(TASK, options=dict(sorted(TASK.options.items()))),
         replace(TASK, graph=graph()),
+        replace(TASK, dump="/somewhere"),
     ],
 )
 def test_names_and_lines_are_not_in_the_key(cache: PieceCache, same: PieceTask) -> None:
@@ -89,6 +91,8 @@ def test_names_and_lines_are_not_in_the_key(cache: PieceCache, same: PieceTask) 
         replace(TASK, cpu_flags=("avx2", "fma")),
         replace(TASK, tuned=True),
         replace(TASK, alias_groups=((1, 2),)),
+        replace(TASK, passes=resolve("noop")),
+        replace(TASK, custom_ops=("rms_norm",)),
     ],
 )
 def test_whatever_changes_the_code_is_in_the_key(cache: PieceCache, other: PieceTask) -> None:
@@ -170,3 +174,27 @@ def test_a_damaged_record_counts_as_absent_and_is_replaced(
     assert cache.get(TASK) is None
     cache.put(TASK, result(store))
     assert cache.get(TASK) is not None
+
+
+def test_code_behind_custom_operators_is_part_of_the_key(tmp_path: Path, cache: PieceCache) -> None:
+    """Torch may look into an operator when it compiles a piece, as into a CompositeImplicitAutograd one."""
+    path = tmp_path / "piece_cache_op.py"
+    task = replace(TASK, graph=graph(target="torch.ops.pwcc_piece_cache.op"))
+
+    def key_with(text: str) -> str:
+        path.write_text(
+            "import torch\nlibrary = torch.library.Library('pwcc_piece_cache', 'FRAGMENT')\n"
+            "if not hasattr(torch.ops.pwcc_piece_cache, 'op'):\n    library.define('op(Tensor x) -> Tensor')\n"
+            f"library.impl('op', lambda x: {text}, 'CompositeImplicitAutograd')\n"
+        )
+        namespace: dict[str, object] = {}
+        exec(compile(path.read_text(), str(path), "exec"), namespace)
+        try:
+            return cache.key(task)
+        finally:
+            namespace["library"]._destroy()  # type: ignore[attr-defined]
+
+    first, same, other = key_with("x + 1"), key_with("x + 1"), key_with("x + 2")
+    assert first == same
+    assert first != other
+    assert code_behind(TASK.graph.ops) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pwcc.cache.errors import CorruptEntry
-from pwcc.compile.piece_graph import PieceGraph, PieceNode, SymbolInput, TensorInput, interpret
+from pwcc.compile.piece_graph import (
+    ENTER,
+    EXIT,
+    PieceGraph,
+    PieceNode,
+    SymbolInput,
+    TensorInput,
+    interpret,
+)
 
 CPU = torch.device("cpu")
 TraceModel = Callable[..., Any]
@@ -176,6 +185,67 @@ def test_interpreting() -> None:
     assert wide.dtype == torch.float32
 
 
+def test_products_of_8_bit_matrices_are_widened_after() -> None:
+    """With one scale a row, CUDA computes no float32 result, so the reference must not ask for one."""
+    one = TensorInput("float32", "cpu", (1,), (1,))
+    rows, columns = (TensorInput("float8_e4m3fn", "cpu", (16, 16), stride) for stride in ((16, 1), (1, 16)))
+    call = node("torch._scaled_mm", V[0], V[1], scale_a=V[2], scale_b=V[2], out_dtype={"dtype": "bfloat16"})
+    product = PieceGraph((rows, columns, one), (call,), (V[3],))
+    values = torch.randn(16, 16).to(torch.float8_e4m3fn)
+    (wide,) = interpret(product, [values, values.t(), torch.tensor([0.3])], device=CPU, upcast=True)
+    assert isinstance(wide, Tensor)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide, wide.bfloat16().float())
+
+
+REGION: list[object] = ["cpu", {"dtype": "bfloat16"}, True, False]
+CAST = PieceGraph(
+    (TensorInput("float32", "cpu", (4, 4), (4, 1)),),
+    (node(ENTER, *REGION), node("torch.mm", V[0], V[0]), node(EXIT, V[1]), node("torch.mm", V[0], V[0])),
+    (V[2], V[4]),
+)
+
+
+def test_region_holds_for_the_operations_inside() -> None:
+    inside, outside = interpret(CAST, [torch.ones(4, 4)], device=CPU)
+    assert isinstance(inside, Tensor)
+    assert isinstance(outside, Tensor)
+    assert (inside.dtype, outside.dtype) == (torch.bfloat16, torch.float32)
+    wide, _ = interpret(CAST, [torch.ones(4, 4)], device=CPU, upcast=True)
+    assert isinstance(wide, Tensor)
+    assert wide.dtype == torch.float32
+
+
+@pytest.mark.parametrize("nodes", [CAST.nodes[:2], (*CAST.nodes[:1], node("torch.mm", V[0], 3))])
+def test_region_ends_with_the_piece(nodes: tuple[PieceNode, ...]) -> None:
+    with contextlib.suppress(CorruptEntry):
+        interpret(PieceGraph(CAST.inputs, nodes, ()), [torch.ones(4, 4)], device=CPU)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_region_that_the_piece_is_not_in() -> None:
+    with pytest.raises(CorruptEntry, match="not in"):
+        interpret(PieceGraph(CAST.inputs, (node(EXIT, V[0]),), ()), [torch.ones(4, 4)], device=CPU)
+
+
+def test_sizes_with_ranges_of_their_own() -> None:
+    inputs = (SymbolInput("s0"), SymbolInput("s1", 2, 9), TensorInput("float32", "cpu", ("s0", "s1"), (9, 1)))
+    made = PieceGraph(inputs, (), ())
+    assert PieceGraph.from_bytes(made.to_bytes(), where="test") == made
+    assert made.bounds == {"s1": (2, 9)}
+    assert [made.sizes_at(tokens) for tokens in (1, 4, 64)] == [(1, 2), (4, 4), (64, 9)]
+    assert made.digest != PieceGraph((inputs[0], SymbolInput("s1", 2, 8), inputs[2]), (), ()).digest
+    assert SymbolInput("s0").to_json() == {"kind": "symbol", "symbol": "s0"}
+
+
+@pytest.mark.parametrize("change", [{"low": 3}, {"low": 3, "high": 2}, {"low": -1, "high": 2}, {"high": 2}])
+def test_other_ranges_are_corrupt(change: dict[str, int]) -> None:
+    value = json.loads(SAMPLE.to_bytes())
+    value["inputs"][0].update(change)
+    with pytest.raises(CorruptEntry):
+        PieceGraph.from_bytes(json.dumps(value).encode(), where="test")
+
+
 @pytest.mark.parametrize(
     ("made", "written"),
     [
@@ -277,6 +347,9 @@ def test_other_bytes_are_corrupt(data: bytes) -> None:
     "made",
     [
         graph(node("os.system", "true")),
+        graph(node(ENTER, *REGION[:3])),
+        graph(node(ENTER, *REGION, extra=1)),
+        graph(node(ENTER, "nowhere", *REGION[1:])),
         graph(node("builtins.eval", "1")),
         graph(node("torch.load", "file")),
         graph(node("torch.hub.load", "a", "b")),

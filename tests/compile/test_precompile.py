@@ -221,12 +221,12 @@ def test_a_changed_constant_is_another_piece(change: dict[str, object]) -> None:
 def test_an_added_size_compiles_only_its_variants(decoder: Warm, tmp_path: Path) -> None:
     cache = decoder.copy(tmp_path / "cache")
     built = build(ModelRef.parse(decoder.model[1]), args={"layers": 2})
-    report = compile_here(built, cache, 2, 5, cpu_isa="avx2")
+    report = compile_here(built, cache, 2, 5, cpu_baseline="x86-64-v3")
     assert not report.hit
     assert (report.counters.compiles, report.counters.piece_cache_hits) == (3, 6)
     assert report.plan.variants == ("n=1..8192", "n=2", "n=5")
     assert len(entries(cache)) == 2
-    again = compile_here(built, cache, 2, cpu_isa="avx2")
+    again = compile_here(built, cache, 2, cpu_baseline="x86-64-v3")
     assert (again.hit, again.entry_key) == (True, decoder.report["entry_key"])
     compiled = pwcc.load(build(ModelRef.parse(decoder.model[1]), args={"layers": 2}, weights="random").module,
                          cache_dir=cache)  # fmt: skip
@@ -349,19 +349,19 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
     assert (found["splits"], found["pieces"]) == (4, ["p0", "p1", "p1", "p1", "p2"])
     assert [piece["uses"] for piece in found["unique"]] == [1, 3, 1]
     assert found["variants"] == ["n=1..8192", "n=1", "n=8"]
-    assert found["splitting_ops"] == ["pwcc::attention"]
+    assert found["splitting_ops"] == ["pwcc::attention", "pwcc::opaque"]
     assert found["size_mode"] == "unbacked"
     assert not (tmp_path / "cache").exists()
     folder = tmp_path / "dump/program0"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "graph.py", "piece0.py", "piece1.py", "piece2.py", "stitch.py",
-    ]  # fmt: skip
-    assert "torch.ops.pwcc.attention" in (folder / "graph.py").read_text()
+    assert {path.name for path in folder.iterdir()} == {"bytecode.py", "graph.py", "stitch.py"}
+    graph = (folder / "graph.py").read_text()
+    assert "torch.ops.pwcc.attention" in graph
+    assert "# piece 3 of 9 (p1)" in graph
     stitch = (folder / "stitch.py").read_text()
     compile(stitch, "stitch.py", "exec")
     assert stitch.count("pwcc.attention") >= 1
-    piece = (folder / "piece1.py").read_text()
-    compile(piece, "piece1.py", "exec")
+    piece = (tmp_path / "dump/pieces/p1/graph.py").read_text()
+    compile(piece, "graph.py", "exec")
     assert piece.startswith(f"# {found['unique'][1]['digest']}\n")
     assert "torch.nn.functional.silu" in piece or "silu" in piece
     assert main(argv) == 0
@@ -374,12 +374,14 @@ def test_a_dump_holds_every_sealed_piece(llama: Warm, tmp_path: Path) -> None:
     cache = llama.copy(tmp_path / "cache")
     compile_here(llama_of(layers=3), cache, 1, 2, dump=tmp_path / "dump")
     variants = ("n=1..8192", "n=1", "n=2")
-    folders = sorted((tmp_path / "dump/sealed").iterdir())
-    assert [f.name for f in folders] == sorted(f"p{i}.{variant}" for i in range(3) for variant in variants)
+    folders = sorted((tmp_path / "dump/pieces").glob("*/n=*"))
+    assert [(f.parent.name, f.name) for f in folders] == sorted(
+        (f"p{i}", v) for i in range(3) for v in variants
+    )
     for folder in folders:
         record = SealedPiece.from_bytes((folder / "piece.json").read_bytes(), where=folder.name)
         names = {f"{kernel.name}.so" for kernel in record.kernels}
-        assert {path.name for path in folder.iterdir()} == {"piece.json", "piece.py"} | names
+        assert {path.name for path in folder.iterdir()} == {"inductor.py", "piece.json", "piece.py"} | names
         compile((folder / "piece.py").read_text(), "piece.py", "exec")
         for name in names:
             assert (folder / name).read_bytes().startswith(b"\x7fELF")
@@ -415,7 +417,16 @@ def test_inspect_shows_a_real_entry(llama: Warm, capsys: pytest.CaptureFixture[s
 
 
 def compile_argv(models: Path, name: str, cache: Path, *argv: str) -> list[str]:
-    model = ["--model", f"{models}:{name}", "--device", "cpu", "--cpu-isa", "avx2", "--cache-dir", str(cache)]
+    model = [
+        "--model",
+        f"{models}:{name}",
+        "--device",
+        "cpu",
+        "--cpu-baseline",
+        "x86-64-v3",
+        "--cache-dir",
+        str(cache),
+    ]
     return ["compile", *model, *argv]
 
 
@@ -501,7 +512,10 @@ def test_no_split_point_is_said_loudly(
         ({"device": "cpu", "sizes": [1, 9000]}, "expected sizes within 1..8192, got 9000"),
         ({"device": "cpu", "max_tokens": 0}, "expected --max-tokens of at least 1, got 0"),
         ({"device": "mps"}, "expected a cpu or cuda device, got mps"),
-        ({"device": "cpu", "cpu_isa": "avx3"}, "expected a CPU ISA of avx2, avx512, native, got 'avx3'"),
+        (
+            {"device": "cpu", "cpu_baseline": "avx3"},
+            "expected a CPU baseline of x86-64-v2, x86-64-v3, x86-64-v4, native, got 'avx3'",
+        ),
     ],
 )
 def test_impossible_requests(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -514,6 +528,12 @@ def test_impossible_requests(tmp_path: Path, options: dict[str, Any], message: s
 def test_a_model_in_training_mode_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected a model in eval mode"):
         pwcc.precompile(llama_of().module.train(), cache_dir=tmp_path / "cache", device="cpu")
+
+
+@pytest.mark.parametrize(("device", "says"), [("tpu", "got 'tpu'"), ("meta", "got meta"), (1.5, "got 1.5")])
+def test_a_device_of_another_kind(tmp_path: Path, device: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        pwcc.precompile(llama_of().module, cache_dir=tmp_path / "cache", device=device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for hosts without a GPU")

@@ -101,6 +101,27 @@ def test_layout_and_offset_of_inputs() -> None:
     assert second.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("backed", [True, False])
+@pytest.mark.parametrize(("variant", "fixed"), [(Variant(5, 5, static=True), True), (Variant(2, 40), False)])
+def test_a_size_beside_the_token_count_stays_a_symbol(variant: Variant, fixed: bool, backed: bool) -> None:
+    piece = PieceGraph(
+        (
+            SymbolInput("s0", 3, 9),
+            SymbolInput("s1"),
+            TensorInput("float32", "cpu", ("s0", "s1"), ("s1", 1)),
+        ),
+        (PieceNode("call_function", "torch.sum", [{"v": 2}, 0], {"dict": []}),),
+        ({"v": 3},),
+    )
+    rebuilt = rebuild(piece, variant, CPU, backed=backed)
+    other, tokens, fake = rebuilt.inputs
+    assert isinstance(other, torch.SymInt)
+    bounds = rebuilt.fake_mode.shape_env.var_to_range[other.node.expr]
+    assert (int(bounds.lower), int(bounds.upper)) == (3, 9)
+    assert isinstance(tokens, int) is fixed
+    assert [isinstance(dim, torch.SymInt) for dim in fake.shape] == [True, not fixed]
+
+
 def test_nothing_is_shared_between_rebuilds(pieces: list[PieceGraph]) -> None:
     before = pieces[0].to_bytes()
     first, second = (rebuild(pieces[0], Variant(1, 40), CPU) for _ in range(2))

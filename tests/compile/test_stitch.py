@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import gc
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from pwcc.compile.compiled_model import constant
 from pwcc.compile.load import compile_stitch
 from pwcc.compile.piece_graph import PieceGraph
 from pwcc.compile.runtime.targets import resolve_target
-from pwcc.compile.split import EagerStep, PieceStep, Program, Ref
+from pwcc.compile.steps import EagerStep, PieceStep, Program, Ref, SizeOutput
 from pwcc.compile.stitch import stitch_source
 
 CPU = torch.device("cpu")
@@ -164,6 +165,21 @@ def test_results_are_freed_while_running() -> None:
     (found,) = bind([watch], resolve_target, constant(CPU), [])([torch.zeros(2)], (3,))
     assert found.tolist() == [5, 5]
     assert len(alive) == 5
+
+
+def test_numbers_are_returned_at_their_places() -> None:
+    root = eager("operator.pow", [{"s": "s0 + 1"}, 0.5])
+    outputs = (SizeOutput("2*s0"), Ref("argument", 0), SizeOutput(7), Ref("value", 0), SizeOutput(float("inf")))
+    x = torch.ones(2)
+    assert run(Program((root,), (), outputs, 0), x) == (6, x, 7, 2.0, float("inf"))
+
+
+def test_numbers_are_no_segment() -> None:
+    number = dataclasses.replace(eager("operator.pow", [{"s": "s0"}, 0.5]), number=True)
+    piece = PieceStep(PieceGraph((), (), ()), (), (), (), ())
+    call = eager("torch.clone", [r("argument", 0)], output=1)
+    assert Program((piece, number), (), (), 0).segments == 1
+    assert Program((number, call, number, piece), (), (), 0).segments == 2
 
 
 def test_unknown_argument_is_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pwcc.cache.errors import SizeError, SpecializationError, TraceError
+from pwcc.cache.errors import SizeError, TraceError
 from pwcc.compile.rebuild import Variant
 from pwcc.compile.request import Request
 from pwcc.compile.tracing import make_plan, piece_names, stitch_of
@@ -70,9 +70,14 @@ def test_one_unbacked_trace_with_every_variant(traced: TraceModel) -> None:
     assert item.variants == (Variant(1, 40), *(Variant(size, size, static=True) for size in (1, 4, 40)))
 
 
-@pytest.mark.parametrize("forward", [special_at_one, never_empty, pooled, causal_sdpa])
-def test_backed_fallback_serves_every_size(forward: Forward, same_as_eager: Compare) -> None:
-    program = same_as_eager(make(forward), sizes=range(1, 41))
+@pytest.mark.parametrize("forward", [never_empty, pooled, causal_sdpa])
+def test_a_size_is_known_not_to_be_zero(forward: Forward, same_as_eager: Compare) -> None:
+    (item,) = same_as_eager(make(forward), sizes=range(1, 41)).traced
+    assert (item.trace.mode.value, item.low, item.high) == ("unbacked", 1, 40)
+
+
+def test_backed_fallback_serves_every_size(same_as_eager: Compare) -> None:
+    program = same_as_eager(make(special_at_one), sizes=range(1, 41))
     one, rest = program.traced
     assert [item.trace.mode.value for item in program.traced] == ["static", "backed"]
     assert one.variants == (Variant(1, 1, static=True),)
@@ -96,11 +101,18 @@ def between(self: Any, x: Tensor) -> Any:
     return attend(x)
 
 
-def test_backed_fallback_that_is_narrowed_says_where(traced: TraceModel) -> None:
-    with pytest.raises(SpecializationError, match=r"n <= 10 for n tokens.*size 11 is the first") as raised:
-        traced(make(between))
-    assert str(raised.value.where).startswith(f"{__file__}:{between.__code__.co_firstlineno + 1}: ")
-    assert "--max-tokens" in str(raised.value.hint)
+def test_each_side_of_a_branch_is_traced(same_as_eager: Compare) -> None:
+    program = same_as_eager(make(between), sizes=range(1, 41))
+    assert [(item.low, item.high, item.trace.mode.value) for item in program.traced] == [
+        (1, 1, "static"),
+        (2, 10, "backed"),
+        (11, 40, "backed"),
+    ]
+    assert [calling.predicates for calling in program.calling] == [(), (), ()]
+    assert [(calling.symbols[0].low, calling.symbols[0].high) for calling in program.calling[1:]] == [
+        (2, 10),
+        (11, 40),
+    ]
 
 
 def test_backed_fallback_is_not_tried_for_other_breaks(traced: TraceModel) -> None:

@@ -21,7 +21,7 @@ from pwcc.cache.errors import TraceError, UnsealableError
 from pwcc.cache.factors import FactorTree, entry_key
 from pwcc.cache.policy import Policy
 from pwcc.compile.build_factors import BuildFactors
-from pwcc.compile.inputs import parse_declaration
+from pwcc.compile.input_declarations import parse_declaration
 from pwcc.compile.observation import Observation
 from pwcc.compile.predicates import collect
 from pwcc.compile.request import make_request
@@ -61,7 +61,7 @@ def see(
         args={},
         splitting_ops=(),
         autotune=False,
-        cpu_isa="native",
+        cpu_baseline="native",
         profile=None,
         build_observed=observation is not None,
         policy=policy or Policy(),

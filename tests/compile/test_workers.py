@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -19,11 +20,21 @@ from pwcc.cache.errors import CorruptEntry, UnsealableError
 from pwcc.cache.ids import blob_digest
 from pwcc.cache.store import Store
 from pwcc.compile.numerics import NumericsRecord
+from pwcc.compile.passes.registry import resolve
 from pwcc.compile.piece_compiler import MemoryBlobs, PieceResult, PieceTask
 from pwcc.compile.piece_graph import PieceGraph, PieceNode, SymbolInput, TensorInput
 from pwcc.compile.rebuild import Variant
 from pwcc.compile.sealing.profile import cpu_profile
-from pwcc.compile.workers import default_jobs, encode_answer, encode_failure, parse_answer, run_tasks
+from pwcc.compile.workers import (
+    OnDone,
+    Workers,
+    default_jobs,
+    default_threads,
+    encode_answer,
+    encode_failure,
+    parse_answer,
+    run_tasks,
+)
 from tests.conftest import Machine
 
 
@@ -32,7 +43,7 @@ def task(*targets: str, name: str = "p7", lines: tuple[str | None, ...] = (), cp
     x = TensorInput("float32", "cpu", ("s0", 4), (4, 1), 0)
     nodes = [PieceNode("call_function", t, [{"v": 1 + i}], {"dict": []}) for i, t in enumerate(targets)]
     graph = PieceGraph((SymbolInput("s0"), x), tuple(nodes), ({"v": 1 + len(nodes)},))
-    options = cpu_profile("avx2") if cpu else {}
+    options = cpu_profile("x86-64-v3") if cpu else {}
     return PieceTask(
         name, graph, Variant(1, 64), "cpu", options, "x86-64-v3", lines=lines or (None,) * len(nodes)
     )
@@ -53,7 +64,12 @@ RESULT = PieceResult(
 
 
 def test_a_task_survives_the_pipe() -> None:
-    sent = task("torch.relu", "torch.neg", lines=("model.py:3: x = relu(x)", None))
+    sent = replace(
+        task("torch.relu", "torch.neg", lines=("model.py:3: x = relu(x)", None)),
+        passes=resolve("default"),
+        custom_ops=("rms_norm",),
+        dump="/somewhere",
+    )
     data = sent.to_bytes()
     assert b"\n" not in data  # one task per line
     assert PieceTask.from_bytes(data) == sent
@@ -91,7 +107,7 @@ def test_a_line_that_is_no_answer(line: bytes) -> None:
         parse_answer(line, MemoryBlobs())
 
 
-@pytest.mark.parametrize(("tasks", "device"), [(0, "cpu"), (1, "cpu"), (3, "cpu"), (7, "cuda")])
+@pytest.mark.parametrize(("tasks", "device"), [(0, "cpu"), (1, "cpu"), (3, "cpu"), (5, "cuda")])
 def test_few_tasks_take_no_workers(tasks: int, device: str) -> None:
     assert default_jobs(tasks, device) == 1
 
@@ -119,6 +135,41 @@ def ignore(_index: int, _result: PieceResult) -> None:
     """No progress."""
 
 
+def run(tasks: list[PieceTask], store: Store, scratch: Path, on_done: OnDone = ignore) -> list[PieceResult]:
+    with Workers(2, scratch, device="cpu", threads=1) as workers:
+        return run_tasks(tasks, store, workers=workers, scratch=scratch, on_done=on_done)
+
+
+def test_no_worker_is_started_for_one_job(scratch: Path) -> None:
+    with Workers(1, scratch, device="cpu", threads=1) as workers:
+        assert workers.start() == []
+
+
+def test_workers_start_before_their_tasks_are_known_and_end_with_the_context(scratch: Path) -> None:
+    """So that they import the compiler while the parent traces; a run takes those that are there."""
+    with Workers(2, scratch, device="cpu", threads=1) as workers:
+        started = workers.start()
+        assert children_of(os.getpid(), "pwcc.compile.worker") == [process.pid for process in started]
+        assert workers.start() == started
+    assert [process.returncode for process in started] == [0, 0]
+
+
+def test_workers_are_killed_if_the_trace_fails(scratch: Path) -> None:
+    workers = Workers(2, scratch, device="cpu", threads=1)
+    started = workers.start()
+    with pytest.raises(UnsealableError), workers:
+        raise UnsealableError("no graph")
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+
+
+def test_few_kernels_on_a_gpu_are_compiled_without_a_pool() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert default_threads(4, "cuda", tuned=False) == 1
+    assert default_threads(1, "cuda", tuned=True) == cores
+    assert default_threads(1, "cpu", tuned=False) == cores
+    assert default_threads(10 * cores, "cpu", tuned=False) == 1
+
+
 @pytest.mark.slow
 def test_a_failed_worker_names_the_piece_the_operation_and_the_line(store: Store, scratch: Path) -> None:
     """And the other worker's task, which would take longer, is not waited for."""
@@ -126,7 +177,7 @@ def test_a_failed_worker_names_the_piece_the_operation_and_the_line(store: Store
     with pytest.raises(
         CorruptEntry, match=r"piece p1 \(n=1\.\.64\): the operation .* does not exist"
     ) as caught:
-        run_tasks([bad, task("torch.relu", name="p2")], store, jobs=2, scratch=scratch, on_done=ignore)
+        run([bad, task("torch.relu", name="p2")], store, scratch)
     assert caught.value.where is not None
     assert "model.py:9" in caught.value.where
     assert children_of(os.getpid(), "pwcc.compile.worker") == []
@@ -141,7 +192,7 @@ def test_a_progress_callback_that_fails_ends_the_run(store: Store, scratch: Path
 
     tasks = [task(target, name=target, cpu=True) for target in ("torch.relu", "torch.neg")]
     with pytest.raises(OSError, match="No space left"):
-        run_tasks(tasks, store, jobs=2, scratch=scratch, on_done=full)
+        run(tasks, store, scratch, on_done=full)
     assert children_of(os.getpid(), "pwcc.compile.worker") == []
 
 
@@ -180,7 +231,7 @@ def compiling(machine: Machine, tmp_path: Path) -> Iterator[Callable[..., Compil
     running: list[Compiling] = []
 
     def start(*argv: str) -> Compiling:
-        model = ["--model", "llama-tiny", "--arg", "layers=2", "--device", "cpu", "--cpu-isa", "avx2"]
+        model = ["--model", "llama-tiny", "--arg", "layers=2", "--device", "cpu", "--cpu-baseline", "x86-64-v3"]
         process = subprocess.Popen(
             [sys.executable, "-m", "pwcc", "compile", *model, "--cache-dir", str(tmp_path / "cache"), *argv],
             stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from torch import nn
 import pwcc
 from pwcc.cache.errors import CacheMiss
 from pwcc.compile.compiled_model import CompiledModel
-from pwcc.compile.inputs import parse_declaration
+from pwcc.compile.input_declarations import parse_declaration
 from pwcc.compile.precompile import precompile
 from pwcc.compile.report import CompileReport
 from tests.conftest import Warm, warm
@@ -51,7 +51,7 @@ class Keyed:
             "max_tokens": 64,
             "device": "cpu",
             "identity": "file:keyed_model.py:factory",
-            "cpu_isa": "avx2",
+            "cpu_baseline": "x86-64-v3",
             "tag": TAG,
             "frozen": True,
         }
@@ -72,7 +72,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Keyed:
     root = tmp_path_factory.mktemp("keyed")
     path = project.write(root / "project")
     model = ("--model", f"{path}:factory", "--input", project.INPUT)
-    options = ("--sizes", "2", "--max-tokens", "64", "--cpu-isa", "avx2", "--tag", TAG)
+    options = ("--sizes", "2", "--max-tokens", "64", "--cpu-baseline", "x86-64-v3", "--tag", TAG)
     return Keyed(warm(root, "medoro", model, options), root / "project")
 
 

@@ -22,7 +22,7 @@ from pwcc.cache.policy import Policy
 from pwcc.cache.requirements import Requirement
 from pwcc.cache.store import Store
 from pwcc.compile import here, target
-from pwcc.compile.inputs import parse_declaration
+from pwcc.compile.input_declarations import parse_declaration
 from tests.compile.test_numeric_state import attribute, call
 from tests.key import project
 from tests.key.conftest import Keyed, model_of, reasons_of
@@ -123,7 +123,7 @@ def wrap(model: Any) -> None:
         ({"size": 16}, lambda m: None, "tensor up.weight: compiled with parameter torch.float32 [8, 8], now"),
         ({}, lambda m: m.double(), "tensor up.weight: compiled with parameter torch.float32 [8, 8], now"),
         ({}, lambda m: m.register_buffer("temperature", torch.ones(1)), "tensor temperature"),
-        ({}, wrap, "module up: compiled with torch.nn.modules.linear:Linear, now "),
+        ({}, wrap, ", inside a module that was wrapped around it"),
     ],
     ids=["tying", "size", "dtype", "one more tensor (report 3)", "adapter (report 6)"],
 )
@@ -354,9 +354,11 @@ def test_a_changed_comment_is_a_changed_source(keyed: Keyed, copied: Path) -> No
 COMPILES: dict[str, tuple[dict[str, Any], str]] = {
     "sizes": ({"sizes": (2, 4)}, "configuration/options.sizes"),
     "max tokens": ({"max_tokens": 128}, "configuration/options.max_tokens"),
-    "splitting op": ({"splitting_ops": ("other::op",)}, "configuration/options.splitting_ops[0]"),
+    "splitting op": ({"splitting_ops": ("other::op",)}, "configuration/options.splitting_ops"),
     "autotune": ({"autotune": True}, "configuration/options.autotune"),
-    "isa": ({"cpu_isa": "native"}, "configuration/options.cpu_isa"),
+    "isa": ({"cpu_baseline": "native"}, "configuration/options.cpu_baseline"),
+    "passes": ({"passes": "none"}, "configuration/options.passes"),
+    "custom operators": ({"custom_ops": "+rms_norm"}, "configuration/options.custom_ops"),
     "profile": ({"profile": "fast"}, "configuration/options.profile"),
     "inputs": ({"specs": (parse_declaration("x:float64[n,8]"),)}, "configuration/options.inputs[0]"),
     "arguments": ({"args": {"layers": 2}}, "configuration/model arguments.layers"),

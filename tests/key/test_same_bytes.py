@@ -32,7 +32,7 @@ def test_a_process_that_compiled_other_models_before(
 ) -> None:
     """This one: counters of Dynamo and Inductor, symbols, kernel names and ids have moved on."""
     root = keyed.warm.copy(tmp_path / "cache")
-    other = ["--input", "x:float32[n,8]", "--max-tokens", "32", "--cpu-isa", "avx2", "--cache-dir"]
+    other = ["--input", "x:float32[n,8]", "--max-tokens", "32", "--cpu-baseline", "x86-64-v3", "--cache-dir"]
     model = keyed.warm.model[1].removesuffix(":factory") + ":Norm"
     arguments = ["--arg", "size=8", "--arg", "eps=1e-3"]
     assert main(["compile", "--model", model, *arguments, *other, str(tmp_path / "other")]) == 0

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pwcc.cache.errors import UsageError
 from pwcc.compile.ops import attention as attention_module
+from pwcc.compile.ops.blocks import BlockAllocator
 from pwcc.compile.ops.dense import AttentionParams
 from pwcc.compile.ops.forward_context import (
     ForwardContext,
@@ -19,6 +20,7 @@ from pwcc.compile.ops.forward_context import (
     forward_context,
     use_forward_context,
 )
+from pwcc.compile.ops.paged import AttentionMetadata, PagedKVCache
 
 
 def naive(
@@ -29,6 +31,8 @@ def naive(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """One query, head and key at a time, in Python floats of float64 tensors."""
     out = torch.zeros_like(q)
@@ -36,10 +40,12 @@ def naive(
     for t in range(q.shape[0]):
         for h in range(q.shape[1]):
             first = 0 if window is None else max(0, t - window + 1)
+            first = first if chunk is None else max(first, t // chunk * chunk)
             logits = []
             for s in range(first, t + 1):
                 x = float(q[t, h].double() @ k[s, h // group].double()) * scale
-                logits.append(x if softcap is None else softcap * math.tanh(x / softcap))
+                x = x if softcap is None else softcap * math.tanh(x / softcap)
+                logits.append(x if bias is None else x + float(bias[h % bias.shape[0], t, s]))
             total = sum(math.exp(x) for x in logits) + (math.exp(float(sinks[h])) if sinks is not None else 0.0)
             for s, x in zip(range(first, t + 1), logits, strict=True):
                 out[t, h] += math.exp(x) / total * v[s, h // group]
@@ -75,6 +81,32 @@ def test_without_context_it_attends_causally_over_one_sequence(
     out = torch.full_like(q, float("nan"))
     assert torch.ops.pwcc.attention(q, k, v, out, 0, 0.3, window, softcap, sinks) is None
     torch.testing.assert_close(out, naive(q, k, v, 0.3, window, softcap, sinks))
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize(("window", "chunk"), [(None, 3), (2, 3), (None, 1), (None, 100)])
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_chunks_do_not_see_each_other_and_a_bias_is_added(
+    tokens: int, window: int | None, chunk: int, rows: int
+) -> None:
+    q, k, v = qkv(tokens)
+    out = torch.full_like(q, float("nan"))
+    bias = torch.randn(rows, tokens, tokens) if rows else None
+    torch.ops.pwcc.attention(q, k, v, out, 0, 0.3, window, None, None, chunk, bias)
+    torch.testing.assert_close(out, naive(q, k, v, 0.3, window, chunk=chunk, bias=bias))
+
+
+def test_a_bias_beside_a_kv_cache_is_refused() -> None:
+    q, k, v = qkv(2)
+    allocator = BlockAllocator(num_blocks=2, block_size=4)
+    sequence = allocator.allocate(2)
+    metadata = AttentionMetadata.build([(sequence, 2)], block_size=4)
+    cache = PagedKVCache(layers=1, num_blocks=2, block_size=4, kv_heads=2, head_dim=8)
+    with (
+        forward_context(metadata=metadata, cache=cache),
+        pytest.raises(UsageError, match="bias or mask of its own"),
+    ):
+        torch.ops.pwcc.attention(q, k, v, torch.empty_like(q), 0, 0.3, bias=torch.zeros(1, 2, 2))
 
 
 def test_optional_arguments_may_be_left_out_and_strided_inputs_work() -> None:
@@ -157,7 +189,8 @@ def test_a_plugged_kernel_gets_every_argument() -> None:
         torch.ops.pwcc.attention(q, k, v, out, 5, 0.25, 3, 2.0, sinks)
     assert seen[0][0] is context
     assert seen[0][0].extras == {"plan": 1}
-    layer, scale, window, softcap, seen_sinks = seen[0][1]
+    layer, scale, window, softcap, seen_sinks, chunk, bias = seen[0][1]
+    assert (chunk, bias) == (None, None)
     assert (layer, scale, window, softcap) == (5, 0.25, 3, 2.0)
     assert seen_sinks is not None
     assert torch.equal(seen_sinks, sinks)

@@ -23,6 +23,8 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     ran = subprocess.run(
         [sys.executable, SCRIPT], capture_output=True, text=True, env=environment, check=False, timeout=300
     )
+    if "only 0-dimensional arrays can be converted to Python scalars" in ran.stderr:
+        pytest.skip("the interpreter of Triton 3.6 needs NumPy below 2.4")
     assert ran.returncode == 0, ran.stderr
     found: dict[str, dict[str, Any]] = json.loads(ran.stdout)
     return found

@@ -46,6 +46,11 @@ def test_layers_that_differ_are_refused(second: tuple[int, int, int], said: str)
         observe_kv_layout(lambda: (attend(0, 2, 8), attend(*second)))
 
 
+def test_a_layer_that_attends_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="layer number 1 runs more than once"):
+        observe_kv_layout(lambda: [attend(0, 2, 8), attend(1, 2, 8), attend(1, 2, 8)])
+
+
 def test_bytes_of_a_block_are_those_of_a_cache() -> None:
     layout = KVLayout(layers=3, kv_heads=2, head_dim=8, dtype=torch.bfloat16)
     cache = layout.cache(num_blocks=5, block_size=4, device="cpu")

@@ -17,6 +17,7 @@ VARIANTS = [
     AttentionParams(0, 0.3, softcap=2.0),
     AttentionParams(0, 0.3, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
     AttentionParams(0, 0.3, window=5, softcap=1.5, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+    AttentionParams(0, 0.3, window=5, chunk=4),
 ]
 
 
@@ -101,7 +102,7 @@ def run_schedule(kernel: object, params: AttentionParams, device: str = "cpu", p
 
 
 @pytest.mark.parametrize("pad", [0, 2])
-@pytest.mark.parametrize("params", VARIANTS, ids=["plain", "window", "softcap", "sinks", "all"])
+@pytest.mark.parametrize("params", VARIANTS, ids=["plain", "window", "softcap", "sinks", "all", "chunk"])
 @pytest.mark.parametrize("kernel", [paged_attention, vectorised], ids=["reference", "vectorised"])
 def test_paged_equals_dense_for_every_kind_of_batch(kernel: object, params: AttentionParams, pad: int) -> None:
     run_schedule(kernel, params, pad=pad)
@@ -109,7 +110,7 @@ def test_paged_equals_dense_for_every_kind_of_batch(kernel: object, params: Atte
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("params", VARIANTS, ids=["plain", "window", "softcap", "sinks", "all"])
+@pytest.mark.parametrize("params", VARIANTS, ids=["plain", "window", "softcap", "sinks", "all", "chunk"])
 def test_paged_equals_dense_on_gpu(params: AttentionParams) -> None:
     on_gpu = params._replace(sinks=None if params.sinks is None else params.sinks.cuda())
     run_schedule(paged_attention, on_gpu, device="cuda")

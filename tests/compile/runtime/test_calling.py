@@ -12,17 +12,24 @@ import pytest
 import torch
 from torch import nn
 
-from pwcc.cache.errors import ArgumentError, CorruptEntry, GuardViolation, SizeError
-from pwcc.compile.runtime import calling
+from pwcc.cache.errors import (
+    ArgumentError,
+    CorruptEntry,
+    GuardViolation,
+    HostMismatch,
+    SizeError,
+    WrongCall,
+)
+from pwcc.compile.runtime.arrange import Argument
+from pwcc.compile.runtime.binding import Binder, same_constant
 from pwcc.compile.runtime.calling import (
-    Binder,
     CallingConvention,
     Parameter,
     ShapePredicate,
     SizeSymbol,
     Weight,
-    build_output,
 )
+from pwcc.compile.runtime.output import build_output
 
 CPU = torch.device("cpu")
 X = Parameter("x", "tensor", "float32", "cpu", ("s0", 8), (8, 1))
@@ -103,8 +110,9 @@ class Wrapper(torch.Tensor):
 def test_tensor_kinds(binder: Binder) -> None:
     held = nn.Parameter(x())
     (bound, _), _ = binder.bind((held, None, p()), {})
-    assert bound.data_ptr() == held.data_ptr()
-    assert type(bound) is torch.Tensor
+    assert bound is held  # it is what forward returns of it, and a call with gradients is refused for it
+    with pytest.raises(ArgumentError, match="a tensor subclass, Wrapper"):
+        binder.bind((nn.Parameter(x().as_subclass(Wrapper)), None, p()), {})
     binder.bind((nn.Buffer(x()), None, p()), {})
     with pytest.raises(ArgumentError, match="'x' was compiled as a tensor, got a tensor subclass, Wrapper"):
         binder.bind((x().as_subclass(Wrapper), None, p()), {})
@@ -190,6 +198,29 @@ def test_two_independent_symbols_and_derived_sizes() -> None:
         binder.bind((x(5), torch.ones(1, 10)), {})
     with pytest.raises(GuardViolation, match="s1 < s0"):
         binder.bind((x(3), torch.ones(3, 6)), {})
+
+
+def test_names_of_positional_only_arguments_are_refused_where_all_are_given() -> None:
+    arguments = tuple(
+        Argument(name, kind, "required", {"leaf": index})
+        for index, (name, kind) in enumerate((("x", "positional"), ("p", "either")))
+    )
+    binder = Binder(CallingConvention((X, P), (TOKENS,), (), arguments=arguments), CPU)
+    assert binder.bind((x(),), {"p": p()})[1] == (5,)
+    with pytest.raises(WrongCall, match="'x' is positional-only"):
+        binder.bind((), {"x": x(), "p": p()})
+
+
+def test_what_the_call_before_met_is_not_taken_for_another(binder: Binder) -> None:
+    first = binder.bind((x(), None, p()), {})
+    assert binder.bind((x(), None, p()), {})[1] == first[1] == (5,)
+    assert binder.bind((x(6), None, p(6)), {})[1] == (6,)
+    assert binder.bind((x(), None, p()), {})[1] == (5,)
+    for wrong in (x().double(), x()[:, ::2], torch.ones(8, 5).t(), None, x(4)):
+        with pytest.raises(ArgumentError):
+            binder.bind((wrong, None, p()), {})
+    binder.forget()
+    assert binder.bind((x(), None, p()), {})[1] == (5,)
 
 
 def test_accepted_sizes_are_remembered_and_values_are_not(binder: Binder) -> None:
@@ -332,7 +363,6 @@ def test_templates() -> None:
         {"class": f"{__name__}:Record", "fields": {}},
         {"class": f"{__name__}:Record", "fields": [["first"]]},
         {"class": f"{__name__}:Absent", "fields": []},
-        {"class": "nosuch.module:Record", "fields": []},
         {"class": f"{__name__}:Plain", "fields": []},
         {"class": f"{__name__}:build_output", "fields": []},
         {"class": "subprocess:Popen", "fields": [["args", {"constant": "true"}]]},
@@ -343,6 +373,12 @@ def test_templates() -> None:
 def test_other_templates_are_corrupt(template: object) -> None:
     with pytest.raises(CorruptEntry):
         build_output(template)
+
+
+def test_class_of_a_module_that_is_not_imported() -> None:
+    with pytest.raises(HostMismatch, match=r"returns a nosuch\.module:Record") as raised:
+        build_output({"list": [{"class": "nosuch.module:Record", "fields": []}]})
+    assert raised.value.hint == "import nosuch.module before loading"
 
 
 # --- through a whole program -----------------------------------------------------------------------
@@ -375,20 +411,44 @@ def test_defaults_of_a_traced_model(interpreted: Callable[..., Any]) -> None:
         ("p", "tensor", None),
         ("scale", "constant", 0.5),
         ("flag", "constant", True),
+        ("extra", "constant", 1),
     ]
     wanted = model(x(), None, p())
     assert torch.equal(program(x(), None, p()), wanted)
-    assert torch.equal(program(x(), p=p(), flag=True), wanted)
+    assert torch.equal(program(x(), p=p(), mask=None, flag=True, extra=1), wanted)
     with pytest.raises(ArgumentError, match="'flag' was compiled as True, got False"):
         program(x(), None, p(), flag=False)
     with pytest.raises(ArgumentError, match="'mask' was compiled as None, got a Tensor"):
         program(x(), torch.ones(5, 8), p())
-    with pytest.raises(ArgumentError, match="unexpected argument 'extra'"):
-        program(x(), None, p(), extra=1)
+    with pytest.raises(ArgumentError, match="'extra' was compiled as 1, got 2"):
+        program(x(), None, p(), extra=2)
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((x(), None, p(), 0.5, True, 1), {}),
+        ((x(),), {"p": p()}),
+        ((x(), None, p()), {"more": 1}),
+        ((x(), None, p()), {"x": x()}),
+        ((), {}),
+    ]
+    for args, kwargs in wrong:
+        for call in (model, program):
+            with pytest.raises(TypeError):
+                call(*args, **kwargs)
 
 
 def test_minus_zero_is_another_constant() -> None:
-    assert calling._same_constant(0.0, 0.0)
-    assert not calling._same_constant(-0.0, 0.0)
-    assert calling._same_constant(float("nan"), float("nan"))
-    assert not calling._same_constant(1, True)
+    assert same_constant(0.0, 0.0)
+    assert not same_constant(-0.0, 0.0)
+    assert same_constant(float("nan"), float("nan"))
+    assert not same_constant(1, True)
+
+
+def test_named_results_of_operations() -> None:
+    fields: list[object] = [["values", {"output": 0}], ["indices", {"output": 1}]]
+    output = build_output({"class": "torch.return_types:topk", "fields": fields})
+    values, indices = torch.ones(2), torch.ones(2)
+    made: Any = output([values, indices], [], [])
+    assert type(made).__qualname__ == "topk"
+    assert made.values is values
+    assert made.indices is indices
+    with pytest.raises(CorruptEntry, match="expected 2 fields"):
+        build_output({"class": "torch.return_types:topk", "fields": fields[:1]})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +155,73 @@ def test_strides_of_single_and_empty_dimensions_are_free() -> None:
     bind_weights(dict(named_tensors(model)), wanted, CPU)
     with pytest.raises(CacheMiss, match="'one': expected stride"):
         bind_weights(dict(named_tensors(model)), [replace(wanted[0], stride=(4, 2))], CPU)
+
+
+class Containers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2, bias=False)])
+        self.pairs = [(torch.zeros(2), torch.ones(2)), (torch.zeros(3), None)]
+        self.tables = {"a": torch.ones(4), 7: [torch.zeros(1)], "deep": [[[torch.zeros(1)]]]}
+        self.names = ["a", "b"]
+        self.many = [0] * 10_000
+
+
+def test_tensors_in_containers_have_names() -> None:
+    model = Containers()
+    found = dict(named_tensors(model))
+    assert list(found) == [
+        "pairs[0][0]",
+        "pairs[0][1]",
+        "pairs[1][0]",
+        "tables['a']",
+        "tables[7][0]",
+        "layers.0.weight",
+    ]
+    assert found["pairs[0][1]"] is model.pairs[0][1]
+
+
+def test_a_wrapped_tensor_is_named_where_it_is_now() -> None:
+    class Adapter(nn.Module):
+        def __init__(self, base_layer: nn.Module) -> None:
+            super().__init__()
+            self.base_layer = base_layer
+            self.lora = nn.Linear(4, 4)
+
+    model = nn.Sequential(Adapter(nn.Linear(4, 4)))
+    wanted = weight("0.weight", shape=(4, 4), stride=(4, 1))
+    with pytest.raises(CacheMiss, match=r"'0.weight'.*found none; it may be '0.base_layer.weight' now"):
+        bind_weights(dict(named_tensors(model)), [wanted], CPU)
+
+
+def test_what_holds_no_values_is_named() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    wanted = weight("weight", shape=(2, 2), stride=(2, 1))
+    held = {"weight": torch.zeros(2, 2, device="meta")}
+    with pytest.raises(CacheMiss, match="'weight': expected it on cpu, got meta") as raised:
+        bind_weights(held, [wanted], CPU)
+    assert "load_state_dict" in str(raised.value.hint)
+    held = {"weight": FakeTensorMode().from_tensor(torch.zeros(2, 2))}
+    with pytest.raises(CacheMiss, match="'weight' is a fake tensor, which holds no values"):
+        bind_weights(held, [wanted], CPU)
+
+
+class Quantised(torch.Tensor):
+    """A weight that says float32 and holds something else."""
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Quantised:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=torch.float32)
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: object, **__: object) -> Any:
+        raise NotImplementedError
+
+
+def test_a_weight_that_computes_in_its_own_way_is_named() -> None:
+    wanted = weight("weight", shape=(2, 2), stride=(2, 1))
+    held = {"weight": Quantised(torch.zeros(2, 2, dtype=torch.int8))}
+    with pytest.raises(CacheMiss, match="'weight' is a Quantised here"):
+        bind_weights(held, [wanted], CPU)

@@ -23,16 +23,16 @@ from pwcc.compile.numerics import NumericsRecord
 from pwcc.compile.piece_compiler import PieceResult
 from pwcc.compile.piece_graph import PieceGraph, PieceNode, SymbolInput, TensorInput
 from pwcc.compile.runtime.arguments import torch_value
+from pwcc.compile.runtime.binding import Binder
 from pwcc.compile.runtime.calling import (
-    Binder,
     CallingConvention,
     Parameter,
     ShapePredicate,
     SizeSymbol,
     Weight,
-    build_output,
 )
 from pwcc.compile.runtime.expressions import compile_expressions, parse_expression
+from pwcc.compile.runtime.output import build_output
 from pwcc.compile.runtime.predicates import MAX_PREDICATES, Predicate, PredicateSet, Rule
 from pwcc.compile.runtime.targets import resolve_target
 from tests.hostile import TEXTS, hostile, only_expected

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pwcc.cache.errors import ArgumentError, CacheMiss, CorruptEntry, UnsealableError
-from pwcc.compile.runtime.calling import Binder, CallingConvention, Parameter, SizeSymbol, Weight
+from pwcc.compile.runtime.binding import Binder
+from pwcc.compile.runtime.calling import CallingConvention, Parameter, SizeSymbol, Weight
 from pwcc.compile.runtime.held import bind_weights
 from pwcc.compile.runtime.memory import Extents, extent, overlap
 from pwcc.compile.trace import SizeMode, trace

@@ -61,3 +61,30 @@ def test_copies_keep_strides_and_empty_shapes() -> None:
     assert copy.stride() == tensor.stride()
     assert torch.equal(copy, tensor)
     assert clone_preserving_strides(torch.empty(0, 4)).shape == (0, 4)
+
+
+def test_a_view_of_a_copy_becomes_a_view_of_the_input() -> None:
+    askew, straight = skewed(4, 8), torch.zeros(4, 8)
+
+    def call(args: list[object]) -> tuple[object, ...]:
+        first, second = args
+        assert isinstance(first, torch.Tensor)
+        first.add_(1)
+        return first, first[1:, ::2], first.view(torch.int32)[2], second, first.sum()
+
+    expected = askew + 1
+    whole, part, other, same, total = realigning(call, (0, 1), (0,))([askew, straight])
+    assert whole is askew
+    assert same is straight
+    assert isinstance(part, torch.Tensor)
+    assert isinstance(other, torch.Tensor)
+    assert isinstance(total, torch.Tensor)
+    assert isinstance(whole, torch.Tensor)
+    assert torch.equal(whole, expected)
+    assert part.data_ptr() == askew[1:, ::2].data_ptr()
+    assert torch.equal(part, expected[1:, ::2])
+    assert other.data_ptr() == askew[2].data_ptr()
+    assert torch.equal(other, expected.view(torch.int32)[2])
+    assert torch.equal(total, expected.sum())
+    part.zero_()
+    assert torch.equal(askew[1:, ::2], torch.zeros(3, 4))

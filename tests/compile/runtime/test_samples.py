@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pwcc.compile.piece_graph import PieceGraph, PieceInput, SymbolInput, TensorInput
+from pwcc.compile.piece_graph import PieceGraph, PieceInput, PieceNode, SymbolInput, TensorInput
 from pwcc.compile.runtime.samples import MAX_INDEX, copies, relative_error, sample_inputs, upcast
 
 CPU = torch.device("cpu")
@@ -45,6 +45,20 @@ def test_layouts_and_sizes() -> None:
     assert layouts[:5] == [((8, 1), 0), ((1, 8), 0), ((8, 1), 4), ((40, 4, 1), 5), ((0, 1), 0)]
 
 
+def test_sizes_beside_the_token_count() -> None:
+    piece = PieceGraph(
+        (SymbolInput("s0"), SymbolInput("s1", 2, 9), tensor(("s0", "s1"), ("s1", 1)), tensor(("s1",), (1,))),
+        (),
+        (),
+    )
+    for size, other in ((1, 2), (5, 5), (64, 9)):
+        first, second, matrix, vector = sample_inputs(piece, size, CPU, seed=1)
+        assert (first, second) == (size, other)
+        assert isinstance(matrix, torch.Tensor)
+        assert isinstance(vector, torch.Tensor)
+        assert (matrix.shape, vector.shape) == ((size, other), (other,))
+
+
 def test_same_seed_same_values_and_another_seed_others() -> None:
     piece = graph(tensor(("s0", 8), (8, 1)), tensor((8, 8), (8, 1), "bfloat16"))
     first, again, other = (sample_inputs(piece, 4, CPU, seed=seed) for seed in (1, 1, 2))
@@ -70,6 +84,30 @@ def test_integers_may_index_every_fixed_table(rows: tuple[int | str, int], bound
     assert isinstance(indices, torch.Tensor)
     assert indices.min() >= 0
     assert bound * 0.9 <= indices.max() < bound
+
+
+@pytest.mark.parametrize(
+    ("base", "target", "args", "bound"),
+    [
+        (("s0", 8), "_operator.getitem", [{"v": 1}, {"v": 2}], 5),
+        (("s0", 8), "_operator.getitem", [{"v": 1}, {"tuple": [{"slice": [None, None, None]}, {"v": 2}]}], 5),
+        (("s0", 8), "_operator.setitem", [{"v": 1}, {"tuple": [0, 1]}, {"v": 2}], MAX_INDEX),
+        (("s0", 3), "torch.gather", [{"v": 1}, -1, {"v": 2}], 3),
+        (("s0", 8), "torch.ops.aten.index.Tensor", [{"v": 1}, [{"v": 2}]], 5),
+        ((7,), "_operator.getitem", [{"v": 1}, {"v": 2}], 7),
+        (("s0", 8), "torch.index_select", [{"v": 3}, 0, {"v": 2}], 5),
+        (("s0", 8), "torch.add", [{"v": 1}, {"v": 2}], MAX_INDEX),
+    ],
+)
+def test_integers_may_index_what_the_piece_indexes(
+    base: tuple[int | str, ...], target: str, args: list[object], bound: int
+) -> None:
+    inputs = (tensor(base, (8, 1)[2 - len(base) :]), tensor((4096,), (1,), "int64"))
+    node = PieceNode("call_function", target, args, {"dict": []})
+    piece = PieceGraph((SymbolInput("s0"), *inputs), (node,), ())
+    drawn = sample_inputs(piece, 5, CPU, seed=1)[2]
+    assert isinstance(drawn, torch.Tensor)
+    assert bound * 0.9 <= int(drawn.max()) + 1 <= bound
 
 
 def test_upcast_and_copies_are_fresh() -> None:
@@ -127,3 +165,15 @@ def test_float8_outputs_are_compared() -> None:
     values = torch.tensor([1.0, 2.0, -3.0]).to(torch.float8_e4m3fn)
     assert relative_error([values], [values]) == 0
     assert relative_error([values], [torch.tensor([1.0, 2.0, 3.0]).to(torch.float8_e4m3fn)]) > 1
+
+
+def test_no_index_is_drawn_twice_where_there_are_enough() -> None:
+    """Rows that a piece writes by index would else depend on the order of its writes."""
+    table = TensorInput("float32", "cpu", (64, 4), (4, 1), 0)
+    rows = TensorInput("int64", "cpu", ("s0",), (1,), 0)
+    graph = PieceGraph((SymbolInput("s0"), table, rows), (), ({"v": 1},))
+    for size in (1, 7, 64):
+        drawn = sample_inputs(graph, size, torch.device("cpu"), seed=3)[2]
+        assert isinstance(drawn, torch.Tensor)
+        assert len(set(drawn.tolist())) == size
+        assert int(drawn.max()) < 64

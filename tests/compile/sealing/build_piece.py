@@ -26,7 +26,7 @@ from pwcc.cache.ids import BlobDigest, blob_digest  # noqa: E402
 from pwcc.compile.sealing.builder_paths import builder_paths  # noqa: E402
 from pwcc.compile.sealing.compiled import CompiledPiece, InputFacts  # noqa: E402
 from pwcc.compile.sealing.driver import write_driver  # noqa: E402
-from pwcc.compile.sealing.profile import Isa, cpu_profile, cpu_target  # noqa: E402
+from pwcc.compile.sealing.profile import Baseline, cpu_profile, cpu_target  # noqa: E402
 from pwcc.compile.sealing.seal import seal  # noqa: E402
 from pwcc.compile.torch_private.inductor_cpp import inductor_directories  # noqa: E402
 
@@ -45,7 +45,7 @@ def put(data: bytes) -> BlobDigest:
 
 torch.manual_seed(0)
 inputs = [torch.randn(8, 16), torch.randn(16, 32), torch.zeros(4)]
-isa: Isa = "avx2" if "avx2" in Path("/proc/cpuinfo").read_text() else "native"
+isa: Baseline = "x86-64-v3" if "avx2" in Path("/proc/cpuinfo").read_text() else "native"
 target = cpu_target(isa)
 driver = write_driver(OUT / "bin", march=target.march, path_prefixes=builder_paths(inductor_directories()))
 with torch.no_grad(), config.patch(cpu_profile(isa, driver=driver)):

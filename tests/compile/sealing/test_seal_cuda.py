@@ -6,12 +6,12 @@ import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pwcc.cache.sealed import SealedPiece, TritonKernel
+from tests.conftest import REPOSITORY
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,10 +21,14 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    script = Path(__file__).parent / "build_cuda_piece.py"
     out = tmp_path_factory.mktemp("cuda") / "out"
     result = subprocess.run(
-        [sys.executable, str(script), str(out)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "tests.compile.sealing.build_cuda_piece", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=REPOSITORY,
     )
     assert result.returncode == 0, result.stderr[-4000:]
     found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])

@@ -1,0 +1,1 @@
+"""Artifact: passes over a piece's graph inside Inductor; one file per pass."""

@@ -1,0 +1,86 @@
+"""Outputs of a piece lie in memory as eager's do, since whoever reads them was traced with eager's strides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import pwcc
+from pwcc.cache.errors import UnsealableError
+from pwcc.compile.layouts import ask_for, other_layouts
+
+
+def test_only_strides_that_matter_are_compared() -> None:
+    x = torch.randn(3, 1, 4)
+    same = x.as_strided((3, 1, 4), (4, 77, 1))
+    assert other_layouts([x, x[:0], 3], [same, x[:0].clone(), 3]) == {}
+    turned = torch.randn(4, 1, 3).permute(2, 1, 0)
+    assert other_layouts([x], [turned]) == {0: (1, 2, 0)}
+
+
+def test_a_layout_with_holes_is_refused() -> None:
+    x = torch.randn(3, 8)
+    with pytest.raises(
+        UnsealableError, match=r"output 0 of the piece has strides \[4, 1\], where eager's has \[8, 1\]"
+    ):
+        other_layouts([x[:, :4].contiguous()], [x[:, :4]])
+
+
+def test_a_graph_gives_the_layout_that_is_asked_for() -> None:
+    module = fx.symbolic_trace(lambda x: (x * 2, x + 1))
+    module.graph.lint()
+    x = torch.randn(2, 3, 4)
+    ask_for(module, {1: (1, 2, 0)})
+    one, two = module(x)
+    assert torch.equal(one, x * 2)
+    assert torch.equal(two, x + 1)
+    assert one.is_contiguous()
+    assert two.permute(1, 2, 0).is_contiguous()
+
+
+class Heads(nn.Module):
+    """Rotary attention as many decoders write it, read before and after a cut in two layouts."""
+
+    cos: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(32, 32)
+        self.register_buffer("cos", torch.rand(64, 16))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        n = x.shape[0]
+        q = self.lin(x).view(1, n, -1, 16).transpose(1, 2)
+        q = q * self.cos[:n] + torch.cat([-q[..., 8:], q[..., :8]], -1) * 0.5
+        total = torch.zeros(n, 2, 16)
+        for _ in range(2):
+            rows = q.squeeze(0).transpose(0, 1)
+            out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+            torch.ops.pwcctest.attend(rows, out)
+            total = total + out
+        return total, q
+
+
+@pytest.mark.slow
+def test_a_sum_of_two_layouts_over_a_cut_equals_eager(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Heads().eval()
+    pwcc.precompile(
+        model,
+        cache_dir=tmp_path,
+        inputs=lambda tokens: (torch.randn(tokens, 32),),
+        max_tokens=16,
+        splitting_ops=("pwcctest::attend",),
+        jobs=1,
+    )
+    compiled = pwcc.load(model, cache_dir=tmp_path)
+    for size in (1, 2, 7, 16):
+        x = torch.randn(size, 32)
+        with torch.no_grad():
+            (got, q), (wanted, eager) = compiled(x), model(x)
+        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(q, eager)
+        assert size == 1 or q.stride() == eager.stride()
