@@ -32,11 +32,14 @@ def report(
 ) -> None:
     """Write one entry as an HTML page: pieces, bytes, seconds, kernels."""
     from pwcc.cache import atomic, inspection
+    from pwcc.cache.errors import UsageError
     from pwcc.cli.report_page import page
     from pwcc.cli.trust import trusted_names
 
     store, ref = _find(directory, entry, layer)
     text = page(inspection.detail(store, ref, trusted=trusted_names()))
+    if not out.parent.is_dir():
+        raise UsageError(f"expected a file in a directory that exists, got {str(out)!r}")
     with atomic.os_errors("writing the report", out):
         atomic.write_replace(out, text.encode(), tmp=out.parent)
     if json:

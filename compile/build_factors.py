@@ -318,7 +318,10 @@ def module_names() -> dict[str, str]:
 
 def is_generated(code: types.CodeType) -> bool:
     """Tell whether the standard library generated a function from a class that is a source itself."""
-    return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__.")
+    if code.co_filename != "<string>":
+        return False
+    named_tuple = code.co_varnames[:1] == ("_cls",) and code.co_names == ("_tuple_new",)
+    return named_tuple or code.co_qualname.startswith("__create_fn__.")
 
 
 def owner_of_code(code: types.CodeType) -> str | None:

@@ -64,7 +64,7 @@ class Places:
         elif path.base == "import":
             root = f"module:{path.name}"
         elif path.base == "global":
-            if path.name.startswith("__builtins_dict__"):
+            if path.name.startswith("__builtins_dict__") or _makes_named_tuples(self._globals.get(path.name)):
                 return Covered.BUILTIN
             root, steps = self._global(path.name, steps)
         else:
@@ -149,3 +149,9 @@ def _submodule(steps: tuple[Step, ...]) -> tuple[str, tuple[Step, ...]]:
         names.append(str(steps[1][-1]))
         steps = steps[2:]
     return f"model:{'.'.join(names)}", steps
+
+
+def _makes_named_tuples(value: object) -> bool:
+    """Tell whether a dict is the namespace that Python itself gives a named tuple's ``__new__``."""
+    names = {"_tuple_new", "__builtins__", "__name__"}
+    return isinstance(value, dict) and "_tuple_new" in value and set(value) <= names

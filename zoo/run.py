@@ -48,7 +48,7 @@ def main() -> int:
     records = Records(options.results)
     stages = ["trace"] if options.stage == "trace" else ["trace", "compile", "load"]
     todo = [name for name in chosen if options.again or records.missing(name, stages, failed=options.failed)]
-    print(f"{len(chosen)} architectures, {len(todo)} to run", file=sys.stderr)
+    print(f"{len(chosen)} architectures, {len(todo)} to run (--again runs what is done, too)", file=sys.stderr)
 
     def advance(name: str) -> None:
         for stage in stages:

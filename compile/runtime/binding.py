@@ -14,7 +14,7 @@ import torch
 
 from pwcc.cache.errors import ArgumentError, CorruptEntry, GuardViolation, SizeError
 from pwcc.compile.runtime.arrange import Arrangement, picker
-from pwcc.compile.runtime.calling import CallingConvention, Parameter
+from pwcc.compile.runtime.calling import TOKENS, CallingConvention, Parameter, SizeSymbol
 from pwcc.compile.runtime.expressions import compile_expressions
 from pwcc.compile.runtime.memory import BoundMemory
 from pwcc.compile.torch_private.tensor_guard import TensorCheck, tensor_check, unreadable
@@ -183,9 +183,7 @@ class Binder:
                 raise SizeError(
                     f"size {size} of {self._names[symbol.parameter]!r} (dimension {symbol.dim}) is outside "
                     f"the compiled range [{symbol.low}, {symbol.high}]",
-                    hint="pass at least as many tokens"
-                    if size < symbol.low
-                    else "compile with a larger --max-tokens, or split the batch",
+                    hint=_remedy(symbol, size),
                 )
         expected = iter(self._shapes(*sizes))
         for shape, (_, parameter, _) in zip(shapes, self._tensor_parameters, strict=True):
@@ -259,3 +257,12 @@ def _plain_tensor(name: str, value: object) -> torch.Tensor:
 
 def _shown(value: object) -> str:
     return f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)[:80]
+
+
+def _remedy(symbol: SizeSymbol, size: int) -> str:
+    """Return what to do about a size outside its range."""
+    if symbol.name != TOKENS:
+        return "compile with wider bounds for it, as in --input 'NAME:float32[1<=m<=1024,64]'"
+    if size < symbol.low:
+        return "pass at least as many tokens"
+    return "compile with a larger --max-tokens, or split the batch"

@@ -37,7 +37,7 @@ Commands:
   capture  Capture a model's graphs here and say what each size takes.
   explain  Say whether a load and a compile would hit, and why not.
   key      Print a model's lookup key and its factors; compiles nothing.
-  inspect  List the entries of a cache directory, or show one in full.
+  inspect  List the entries of a cache directory, or what one entry is.
   report   Write one entry as an HTML page: pieces, bytes, seconds, kernels.
   diff     Compare two entries, factor by factor.
   env      Print the facts of this host; explain --target reads them.

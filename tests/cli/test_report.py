@@ -245,6 +245,6 @@ def test_the_entry_may_be_named_in_three_ways(run: Run, store: Store, publish: P
 def test_a_file_that_cannot_be_written(run: Run, store: Store, publish: Publish, tmp_path: Path) -> None:
     publish("0a")
     done = run("report", store.root, "-o", tmp_path / "none" / "r.html")
-    assert done.returncode == 1
-    assert "writing the report" in done.stderr
+    assert done.returncode == 2
+    assert "expected a file in a directory that exists" in done.stderr
     assert "Traceback" not in done.stderr

@@ -9,6 +9,7 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -243,3 +244,14 @@ def test_files_of_named_classes_and_functions_are_sources(
     finally:
         for name in ("pwcc_kind", "pwcc_base"):
             sys.modules.pop(name, None)
+
+
+def test_a_named_tuples_constructor_is_no_source_of_its_own() -> None:
+    """Python makes it from the class, whose file is a source."""
+
+    class Made(NamedTuple):
+        a: int
+        b: int
+
+    assert factors.is_generated(Made.__new__.__code__)
+    assert not factors.is_generated(eval("lambda _cls, a: a").__code__)

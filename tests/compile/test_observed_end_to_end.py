@@ -138,7 +138,7 @@ def test_a_second_compile_is_a_hit_for_each_value(shared: Shared) -> None:
 
 
 def test_inspect_shows_what_was_observed(shared: Shared) -> None:
-    shown = shared.machine.pwcc("inspect", shared.cache, shared.entries["gelu"]).stdout
+    shown = shared.machine.pwcc("inspect", shared.cache, shared.entries["gelu"], "--full").stdout
     assert "build observed  yes" in shown
     for said in ("TOY_ACT", "TOY_BLOCKS", "scale.json", "branching.py"):
         assert said in shown

@@ -159,6 +159,7 @@ def test_a_cold_compile_counts_exactly(llama: Warm) -> None:
         "compiles": 3 * (1 + sizes),
         "piece_cache_hits": 0,
         "autotunes": 0,
+        "tuning_runs": 0,
     }
     assert (llama.report["hit"], plan_["pieces"]) == (False, ["p0", "p1", "p2"])
     assert plan_["variants"] == ["n=1..8192", "n=1", "n=2"]
@@ -407,7 +408,7 @@ def test_inspect_shows_a_real_entry(llama: Warm, capsys: pytest.CaptureFixture[s
     assert kernels == llama.report["kernels"]
     modules = {source["module"] for source in detail["sources"]}
     assert "pwcc.compile.models.llama" in modules
-    assert main(["inspect", str(llama.root), key[:8]]) == 0
+    assert main(["inspect", str(llama.root), key[:8], "--full"]) == 0
     text = capsys.readouterr().out
     for part in ("torch.nn.functional.silu", "cpp_fused_", "n=2", "pwcc.compile.models.llama", "mm", "avx"):
         assert part in text, part

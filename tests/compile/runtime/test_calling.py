@@ -20,6 +20,7 @@ from pwcc.cache.errors import (
     SizeError,
     WrongCall,
 )
+from pwcc.compile.runtime import binding
 from pwcc.compile.runtime.arrange import Argument
 from pwcc.compile.runtime.binding import Binder, same_constant
 from pwcc.compile.runtime.calling import (
@@ -452,3 +453,11 @@ def test_named_results_of_operations() -> None:
     assert made.indices is indices
     with pytest.raises(CorruptEntry, match="expected 2 fields"):
         build_output({"class": "torch.return_types:topk", "fields": fields[:1]})
+
+
+def test_the_remedy_for_a_size_of_its_own_is_its_bound() -> None:
+    own = SizeSymbol("s1", 1, 0, 1, 512)
+    tokens = SizeSymbol("s0", 0, 0, 1, 64)
+    assert "--input" in binding._remedy(own, 513)
+    assert "--max-tokens" in binding._remedy(tokens, 65)
+    assert "at least" in binding._remedy(tokens, 0)
