@@ -24,9 +24,10 @@ from typing import IO, TYPE_CHECKING
 from torch import nn
 
 from pwcc.cache import strict
-from pwcc.cache.errors import PieceCompileError, PwccError
+from pwcc.cache.errors import PieceCompileError
 from pwcc.cache.store import default_root
 from pwcc.cache.telemetry import logger_of
+from pwcc.compile.children import ending, failure_of
 from pwcc.compile.input_forms import Spec
 from pwcc.compile.levels import CompileConfig
 from pwcc.compile.load import load
@@ -148,7 +149,7 @@ class Background:
             if not isinstance(answer, dict):
                 raise PieceCompileError("the process of a compile gave no answer")
             if "error" in answer:
-                raise failure(answer)
+                raise failure_of(answer)
             options = task.config.load_options()
             compiled = load(self._module, entry=str(answer["entry"]), **options)
             if self._stopped:
@@ -157,24 +158,8 @@ class Background:
             self._on_entry(self, compiled)
 
 
-def failure(answer: dict[str, object]) -> PwccError:
-    """Return the error that a child reported as JSON, with its own report as a note."""
-    from pwcc.cache import errors
-
-    kind = getattr(errors, str(answer["error"]), PieceCompileError)
-    where, hint = answer.get("where"), answer.get("hint")
-    error: PwccError = kind(
-        str(answer["message"]),
-        where=None if where is None else str(where),
-        hint=None if hint is None else str(hint),
-    )
-    error.add_note(str(answer.get("report", "")))
-    return error
-
-
 def _died(process: subprocess.Popen[bytes], log: IO[bytes]) -> PieceCompileError:
-    code = process.wait()
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    how = ending(process.wait())
     log.seek(0)
     lines = log.read().decode(errors="replace").splitlines()[-20:]
     error = PieceCompileError(

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -15,6 +11,7 @@ import torch
 from pwcc.cache import strict
 from pwcc.cache.errors import ModelError, PwccError
 from pwcc.compile.api import precompile
+from pwcc.compile.children import answers_channel, end_with, failure_to_json
 from pwcc.compile.module_transfer import unpack
 from pwcc.compile.numeric_state import numeric_state
 from pwcc.compile.runtime.portable import Json
@@ -22,10 +19,8 @@ from pwcc.compile.runtime.portable import Json
 
 def main() -> int:
     """Compile what the parent asks for; its process id is the argument."""
-    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # compilers print; the answers' channel must hold nothing else
-    with answers:
+    end_with(int(sys.argv[1]))
+    with answers_channel() as answers:
         for answer in _answers(sys.stdin.buffer.read()):
             answers.write(strict.canonical(answer) + b"\n")
             answers.flush()
@@ -46,15 +41,12 @@ def _answers(message: bytes) -> Iterator[dict[str, Json]]:
                 **options,
             )
             yield {"entry": report.entry_key}
+    except PwccError as error:
+        yield failure_to_json(error)
     except Exception as error:  # noqa: BLE001 (told to the parent, which nobody may wait for)
-        known = isinstance(error, PwccError)
-        yield {
-            "error": type(error).__name__ if known else ModelError.__name__,
-            "message": error.message if isinstance(error, PwccError) else f"{type(error).__name__}: {error}",
-            "where": error.where if isinstance(error, PwccError) else None,
-            "hint": error.hint if isinstance(error, PwccError) else None,
-            "report": "".join(traceback.format_exception(error)),
-        }
+        told = ModelError(f"{type(error).__name__}: {error}")
+        told.__cause__ = error
+        yield failure_to_json(told)
 
 
 def take_over(modes: Mapping[str, Json]) -> None:
@@ -78,13 +70,6 @@ def take_over(modes: Mapping[str, Json]) -> None:
             + ", ".join(f"{name} is {modes[name]!r}" for name in differing[:3]),
             hint="first_call='wait' compiles in this process; or compile beforehand under these modes",
         )
-
-
-def _end_with(parent: int) -> None:
-    """End this process and its compilers, its group, once the parent is gone."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -181,11 +181,7 @@ class CompiledModel:
         Raises:
             SizeError: it is outside the compiled range.
         """
-        for program in self._programs:
-            if program.low <= size <= program.high:
-                return program
-        low, high = min(p.low for p in self._programs), max(p.high for p in self._programs)
-        raise SizeError(f"size {size} is outside the compiled range [{low}, {high}]")
+        return self._program_of(size, "")
 
     def rebind(self) -> None:
         """Bind the weights that the module holds now, after the checks of a load.
@@ -331,17 +327,20 @@ class CompiledModel:
         size = tensor.shape[symbol.dim]
         program = self._by_size.get(size)
         if program is None:
-            try:
-                program = self._by_size[size] = self.program_at(size)
-            except SizeError as error:
-                name = self._programs[0].calling.parameters[symbol.parameter].name
-                raise SizeError(
-                    error.message.replace(
-                        f"size {size}", f"size {size} of {name!r} (dimension {symbol.dim})", 1
-                    ),
-                    hint="compile with a larger --max-tokens, or split the batch",
-                ) from None
+            name = self._programs[0].calling.parameters[symbol.parameter].name
+            program = self._by_size[size] = self._program_of(size, f" of {name!r} (dimension {symbol.dim})")
         return program
+
+    def _program_of(self, size: int, what: str) -> LoadedProgram:
+        """Return the program for a token count; ``what`` says in an error whose size it is."""
+        for program in self._programs:
+            if program.low <= size <= program.high:
+                return program
+        low, high = min(p.low for p in self._programs), max(p.high for p in self._programs)
+        raise SizeError(
+            f"size {size}{what} is outside the compiled range [{low}, {high}]",
+            hint="compile with a larger --max-tokens, or split the batch",
+        )
 
     def check(self, inputs_for: Callable[[int], Sequence[torch.Tensor] | Call] | None = None) -> CheckReport:
         """Re-run the recorded numerics check of every sealed piece on this host.

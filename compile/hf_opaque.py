@@ -176,18 +176,19 @@ def make_opaque(model: nn.Module, configuration: object) -> list[str]:
     names: list[str] = []
     for parent_name, parent in list(model.named_modules()):
         for child_name, child in list(parent.named_children()):
-            replacement, call = _form(child)
-            if replacement is None or call is None:
+            form = _form(child)
+            if form is None:
                 continue
+            replacement, call = form
             name = f"{parent_name}.{child_name}" if parent_name else child_name
             setattr(parent, child_name, replacement(child, key_of(child, name, configuration), call))
             names.append(name)
     return names
 
 
-def _form(module: nn.Module) -> Form | tuple[None, None]:
+def _form(module: nn.Module) -> Form | None:
     kind = type(module).__name__
-    return next((form for pattern, form in FORMS if pattern.fullmatch(kind)), (None, None))
+    return next((form for pattern, form in FORMS if pattern.fullmatch(kind)), None)
 
 
 def _whole(module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:

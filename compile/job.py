@@ -144,19 +144,15 @@ class Job:
 
     def _keep_tuning(self, key: EntryKey, traced: Sequence[Traced], results: Results) -> None:
         """Write what tuning measured beside the entry; over what is there of an earlier one."""
-        names = piece_names(traced)
-        named = {f"{names[d]} {v}": result.tuning for (d, v), result in results.items() if d in names}
-        found = entry_tuning(key, named)
+        found = entry_tuning(key, {name: result.tuning for name, result in _named(traced, results).items()})
         if found is not None:
             tuning.write(self._store, found)
 
     def _keep_costs(self, key: EntryKey, traced: Sequence[Traced], results: Results, jobs: int) -> None:
         """Write what the compile took beside the entry; it is there and whole without."""
-        names = piece_names(traced)
         pieces = {
-            f"{names[d]} {v}": costs.PieceCost(result.seconds, result.tune_seconds)
-            for (d, v), result in results.items()
-            if d in names
+            name: costs.PieceCost(result.seconds, result.tune_seconds)
+            for name, result in _named(traced, results).items()
         }
         with contextlib.suppress(StoreError):
             costs.write(self._store, key, costs.Costs(dict(self._seconds), pieces, jobs))
@@ -298,3 +294,9 @@ class Job:
             dump=None if self._dump is None else str(piece_folder(self._dump.resolve(), name, variant)),
             pins={} if self._pins is None else self._pins.files,
         )
+
+
+def _named(traced: Sequence[Traced], results: Results) -> dict[str, PieceResult]:
+    """Return the results of an entry's pieces by piece and variant, such as ``p0 n=1``."""
+    names = piece_names(traced)
+    return {f"{names[d]} {v}": result for (d, v), result in results.items() if d in names}

@@ -31,7 +31,7 @@ from pwcc.compile.piece_graph import PieceGraph, SymbolInput, interpret
 from pwcc.compile.rebuild import Variant, rebuild
 from pwcc.compile.runtime.expressions import compile_expressions
 from pwcc.compile.runtime.piece import PieceLoader
-from pwcc.compile.runtime.samples import sample_inputs
+from pwcc.compile.runtime.samples import copies, sample_inputs
 from pwcc.compile.torch_private import inductor, symbols
 from pwcc.compile.torch_private.dynamo import is_data_dependent
 from pwcc.compile.torch_private.tuning import Watch
@@ -303,16 +303,14 @@ def _compile(
     size = task.variant.hint
     run: Any = result.run
     with _exclusive(tune_lock), torch.no_grad(), inductor.private_caches(scratch), watch:
-        outputs = run(sample_inputs(task.graph, size, device, seed=numerics.SEED))
-        plain = interpret(
-            task.graph, sample_inputs(task.graph, size, device, seed=numerics.SEED), device=device
-        )
-        wrong = other_layouts(outputs, plain)
+        given = sample_inputs(task.graph, size, device, seed=numerics.SEED)
+        plain = interpret(task.graph, copies(given), device=device)
+        wrong = other_layouts(run(given), plain)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     if wrong:
         raise OtherLayout(wrong)
-    del outputs, plain
+    del given, plain
     tuned = time.perf_counter()
     sizes: dict[BlobDigest, int] = {}
 

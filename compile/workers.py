@@ -21,6 +21,7 @@ from pathlib import Path
 from pwcc.cache import strict
 from pwcc.cache.errors import CorruptEntry, PieceCompileError, PwccError
 from pwcc.cache.ids import BlobDigest
+from pwcc.compile.children import ending, failure_of, failure_to_json
 from pwcc.compile.passes.registry import is_builtin
 from pwcc.compile.piece_compiler import Blobs, PieceResult, PieceTask, compile_piece
 from pwcc.compile.torch_private.inductor import fresh_workers
@@ -240,18 +241,12 @@ class _Run:
             line = b""
         if not line:
             error = PieceCompileError(
-                f"piece {task.name} ({task.variant}): the compile worker {_ending(process.wait())}",
+                f"piece {task.name} ({task.variant}): the compile worker {ending(process.wait())}",
                 hint="if it was killed for memory, use fewer --jobs; --debug shows the last it wrote",
             )
             error.add_note("the worker's stderr ended with:\n" + self._workers.log_of(process))
             raise error
         return parse_answer(line, self._blobs)
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with status {code}"
-    return f"was killed by {signal.Signals(-code).name}"
 
 
 def encode_answer(result: PieceResult, blobs: dict[BlobDigest, bytes]) -> bytes:
@@ -262,21 +257,7 @@ def encode_answer(result: PieceResult, blobs: dict[BlobDigest, bytes]) -> bytes:
 
 def encode_failure(error: PwccError) -> bytes:
     """Return a worker's answer for an expected failure."""
-    return strict.canonical(
-        {
-            "error": type(error).__name__,
-            "message": error.message,
-            "where": error.where,
-            "hint": error.hint,
-            "report": "".join(_report(error)),
-        }
-    )
-
-
-def _report(error: BaseException) -> list[str]:
-    import traceback
-
-    return traceback.format_exception(error)
+    return strict.canonical(failure_to_json(error))
 
 
 def parse_answer(line: bytes, blobs: Blobs) -> PieceResult:
@@ -285,22 +266,8 @@ def parse_answer(line: bytes, blobs: Blobs) -> PieceResult:
     if not isinstance(value, dict):
         raise CorruptEntry("expected an object from a worker")
     if "error" in value:
-        raise _failure(value)
+        raise failure_of(value)
     for digest, text in value["blobs"].items():
         if blobs.put_blob(base64.b64decode(text)) != digest:
             raise CorruptEntry(f"a worker sent a blob that is not {digest[:12]}")
     return PieceResult.parse(strict.canonical(value["result"]), "worker")
-
-
-def _failure(value: dict[str, object]) -> PwccError:
-    from pwcc.cache import errors
-
-    kind = getattr(errors, str(value["error"]), PieceCompileError)
-    where, hint = value["where"], value["hint"]
-    error: PwccError = kind(
-        str(value["message"]),
-        where=None if where is None else str(where),
-        hint=None if hint is None else str(hint),
-    )
-    error.add_note(str(value["report"]))
-    return error

@@ -1,22 +1,21 @@
 """Serve the Artifact noun: ``pwcc::attention``, the splitting op at which a model's graph is cut.
 
-Importing this module registers the op once. It is registered with ``Library.define`` and ``impl`` because
-``torch.library.custom_op`` imports Dynamo on its first call (1.2 s on a host that must not compile).
+Importing this module registers the op once.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pwcc.compile.ops.dense import AttentionParams, dense_causal_attention
 from pwcc.compile.ops.forward_context import current_forward_context
+from pwcc.compile.ops.registration import Operator, register
 
 ATTENTION_OP = "pwcc::attention"
 """Qualified name, as the splitter matches it."""
 
 SCHEMA = (
-    "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer, float scale, "
+    "(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer, float scale, "
     "int? window=None, float? softcap=None, Tensor? sinks=None, int? chunk=None, Tensor? bias=None) -> ()"
 )
 
@@ -89,19 +88,6 @@ def _attention_meta(
         )
 
 
-def _register() -> torch.library.Library | None:
-    # A second copy of this module (reload, another import name) finds the op and leaves it alone. The first
-    # copy's library stays alive through the dispatcher, which holds its functions and so its globals.
-    if hasattr(torch.ops.pwcc, "attention"):
-        return None
-    library = torch.library.Library("pwcc", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(SCHEMA)  # type: ignore[no-untyped-call]
-    # ROCm builds use the CUDA dispatch key too; Meta is also what fake tensors run.
-    for function, key in ((attention, "CPU"), (attention, "CUDA"), (_attention_meta, "Meta")):
-        library.impl("attention", function, key)  # type: ignore[no-untyped-call]
-    return library
-
-
-_library = globals().get("_library") or _register()
-
-import pwcc.compile.ops.attention_quant  # noqa: E402, F401  registers the operator that a pass may put in its place
+_library = globals().get("_library") or register(
+    {"attention": Operator(SCHEMA, attention, attention, _attention_meta)}
+)

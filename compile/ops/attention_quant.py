@@ -15,10 +15,11 @@ from torch import Tensor
 from pwcc.compile.ops.dense import AttentionParams
 from pwcc.compile.ops.forward_context import current_forward_context
 from pwcc.compile.ops.fused.formulas import FP8, quantised
+from pwcc.compile.ops.registration import Operator, register
 
 NAME = "attention_static_fp8_quant"
 SCHEMA = (
-    f"{NAME}(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor out_scale, int layer, float scale, "
+    "(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor out_scale, int layer, float scale, "
     "int? window=None, float? softcap=None, Tensor? sinks=None, int? chunk=None, Tensor? bias=None) -> ()"
 )
 
@@ -61,18 +62,6 @@ def _meta(q: Tensor, k: Tensor, v: Tensor, out: Tensor, out_scale: Tensor, *rest
         )
 
 
-def _register() -> torch.library.Library | None:
-    if hasattr(torch.ops.pwcc, NAME):
-        return None
-    library = torch.library.Library("pwcc", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(SCHEMA)  # type: ignore[no-untyped-call]
-    for function, key in (
-        (attention_static_fp8_quant, "CPU"),
-        (attention_static_fp8_quant, "CUDA"),
-        (_meta, "Meta"),
-    ):
-        library.impl(NAME, function, key)  # type: ignore[no-untyped-call]
-    return library
-
-
-_library = globals().get("_library") or _register()
+_library = globals().get("_library") or register(
+    {NAME: Operator(SCHEMA, attention_static_fp8_quant, attention_static_fp8_quant, _meta)}
+)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pwcc.compile.ops import registration
 from pwcc.compile.ops.custom_ops import CustomOp, register
 from pwcc.compile.ops.fused.tiles import MAX_WIDTH, pointwise_tile, row_tile
 
@@ -143,18 +144,12 @@ def _eager(name: str) -> Callable[..., Any]:
     return run
 
 
-def _register() -> torch.library.Library | None:
-    if hasattr(torch.ops.pwcc, "rms_norm"):
-        return None
-    library = torch.library.Library("pwcc", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for name, schema in SCHEMAS.items():
-        library.define(name + schema)  # type: ignore[no-untyped-call]
-        for function, key in ((_PLAIN[name], "CPU"), (_eager(name), "CUDA"), (_PLAIN[name], "Meta")):
-            library.impl(name, function, key)  # type: ignore[no-untyped-call]
-    return library
-
-
-_library = globals().get("_library") or _register()
+_library = globals().get("_library") or registration.register(
+    {
+        name: registration.Operator(schema, _PLAIN[name], _eager(name), _PLAIN[name])
+        for name, schema in SCHEMAS.items()
+    }
+)
 for _name in SCHEMAS:
     register(CustomOp(_name, _PLAIN[_name], {"cuda": kernel_forms(traced)[_name]}))
 

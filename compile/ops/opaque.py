@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pwcc.cache.errors import ArgumentError
+from pwcc.compile.ops import registration
 from pwcc.compile.ops.forward_context import ForwardContext, current_forward_context
 
 OPAQUE_OP: Final = "pwcc::opaque"
@@ -27,7 +28,7 @@ OPAQUE_OP: Final = "pwcc::opaque"
 KERNEL: Final = "opaque_kernel"
 """The name in ``ForwardContext.extras`` of a server's own :data:`OpaqueKernel`."""
 
-SCHEMA = "opaque(Tensor[] inputs, Tensor[] weights, Tensor(a!) out, str key, bool sequential) -> ()"
+SCHEMA = "(Tensor[] inputs, Tensor[] weights, Tensor(a!) out, str key, bool sequential) -> ()"
 
 Call = Callable[[nn.Module, Sequence[Tensor]], Tensor]
 OpaqueKernel = Callable[[ForwardContext, str, Sequence[Tensor], Mapping[str, Tensor], Tensor], None]
@@ -141,15 +142,6 @@ def _opaque_meta(
     """Write nothing: shapes are the caller's business."""
 
 
-def _register() -> torch.library.Library | None:
-    # As in attention.py: a second copy of this module finds the op and leaves it alone.
-    if hasattr(torch.ops.pwcc, "opaque"):
-        return None
-    library = torch.library.Library("pwcc", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(SCHEMA)  # type: ignore[no-untyped-call]
-    for function, key in ((opaque, "CPU"), (opaque, "CUDA"), (_opaque_meta, "Meta")):
-        library.impl("opaque", function, key)  # type: ignore[no-untyped-call]
-    return library
-
-
-_library = globals().get("_library") or _register()
+_library = globals().get("_library") or registration.register(
+    {"opaque": registration.Operator(SCHEMA, opaque, opaque, _opaque_meta)}
+)

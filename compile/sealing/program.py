@@ -7,12 +7,19 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pwcc.cache.errors import UnsealableError
+from pwcc.compile.ops import attention_quant
 from pwcc.compile.ops.fused import OPERATORS
 from pwcc.compile.sealing.rewrite import Rewritten, stored_names
 
 _FIXED: Final = frozenset(
     {"kernels", "constants", "args", "call", "bind", "torch", "math", "EXTERNS", "_device_index"}
 )
+
+_REGISTERED: Final = {
+    "pwcc.compile.ops.attention_quant": (attention_quant.NAME,),
+    "pwcc.compile.ops.fused": OPERATORS,
+}
+"""Modules that register operators which passes put into pieces, and the operators."""
 
 
 def program_text(piece: Rewritten, launchers: Mapping[str, str]) -> bytes:
@@ -29,8 +36,10 @@ def program_text(piece: Rewritten, launchers: Mapping[str, str]) -> bytes:
     lines.append("import torch")
     if outside.externs:
         lines.append("from pwcc.compile.runtime.externs import EXTERNS")
-    if any(path.removeprefix("torch.ops.pwcc.").split(".")[0] in OPERATORS for path in outside.fallbacks):
-        lines.append("import pwcc.compile.ops.fused")  # registers them; a model need not have
+    called = {path.removeprefix("torch.ops.pwcc.").split(".")[0] for path in outside.fallbacks}
+    for module, names in _REGISTERED.items():
+        if not called.isdisjoint(names):
+            lines.append(f"import {module}")  # registers them; a model need not have
     if primitives:
         lines.append(f"from pwcc.compile.torch_private.primitives import {', '.join(primitives)}")
     lines += ["", "def bind(kernels, constants, _device_index):"]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from pwcc.cache.errors import ModelError
-from pwcc.compile.background import failure
 from pwcc.compile.background_worker import take_over
+from pwcc.compile.children import failure_of
 from pwcc.compile.levels import CompileConfig
 from pwcc.compile.model_tree import model_tree
 from pwcc.compile.module_transfer import Parcel, pack, unpack
@@ -96,9 +96,9 @@ def test_modes_are_taken_over_or_refused_by_name() -> None:
 
 
 def test_an_error_of_the_other_process_is_one_here() -> None:
-    found = failure(
+    found = failure_of(
         {"error": "ModelError", "message": "no", "where": "a.py:1", "hint": None, "report": "Traceback"}
     )
     assert (type(found), found.message, found.where, found.hint) == (ModelError, "no", "a.py:1", None)
     assert found.__notes__ == ["Traceback"]
-    assert type(failure({"error": "Unknown", "message": "no"})).__name__ == "PieceCompileError"
+    assert type(failure_of({"error": "Unknown", "message": "no"})).__name__ == "PieceCompileError"

@@ -1,7 +1,4 @@
-"""Artifact: names, schemas and shapes of the fused FP8 operators in torch's registry; importing it registers.
-
-As ``ops/attention.py``, with ``Library.define`` and ``impl``: ``torch.library.custom_op`` imports Dynamo.
-"""
+"""Artifact: names, schemas and shapes of the fused FP8 operators in torch's registry; importing registers."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from pwcc.compile.ops import registration
 from pwcc.compile.ops.fused import formulas, launch
 from pwcc.compile.ops.fused.formulas import FP8
 
@@ -112,19 +110,14 @@ _NAMES: Final = {
 }
 
 
-def _register() -> torch.library.Library | None:
-    if hasattr(torch.ops.pwcc, "rms_norm_static_fp8_quant"):
-        return None
-    library = torch.library.Library("pwcc", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for name, schema in OPERATORS.items():
-        library.define(name + schema)  # type: ignore[no-untyped-call]
-        for function, key in (
-            (_checked(name, getattr(formulas, name)), "CPU"),
-            (_checked(name, getattr(launch, name)), "CUDA"),
-            (_meta(name), "Meta"),
-        ):
-            library.impl(name, function, key)  # type: ignore[no-untyped-call]
-    return library
-
-
-_library = globals().get("_library") or _register()
+_library = globals().get("_library") or registration.register(
+    {
+        name: registration.Operator(
+            schema,
+            _checked(name, getattr(formulas, name)),
+            _checked(name, getattr(launch, name)),
+            _meta(name),
+        )
+        for name, schema in OPERATORS.items()
+    }
+)

@@ -15,16 +15,14 @@ from torch import Tensor, fx, nn
 
 from pwcc.cache.errors import UsageError
 from pwcc.cache.sealed import SealedPiece
-from pwcc.compile.input_declarations import parse_declaration
 from pwcc.compile.ops import custom_ops, layers
 from pwcc.compile.ops.custom_ops import MODULES, CustomOp, parse_policy, register, write_out
 from pwcc.compile.ops.layers import RMSNorm, SiluAndMul
 from pwcc.compile.piece_compiler import MemoryBlobs, PieceTask, compile_piece
 from pwcc.compile.piece_graph import PieceGraph
 from pwcc.compile.rebuild import Variant
-from pwcc.compile.request import make_request
 from pwcc.compile.sealing.profile import cpu_profile, cuda_profile
-from pwcc.compile.tracing import trace_all
+from tests.compile.one_piece import one_piece
 from tests.conftest import REPOSITORY
 
 ALL = tuple(sorted(MODULES))
@@ -148,22 +146,7 @@ def test_a_piece_under_either_choice(keep: tuple[str, ...], tmp_path: Path) -> N
 
 
 def piece_of(model: nn.Module) -> PieceGraph:
-    request = make_request(
-        model,
-        specs=(parse_declaration("x:float32[n,16]"),),
-        sizes=(),
-        max_tokens=64,
-        device="cpu",
-        identity="test",
-        args=None,
-        splitting_ops=(),
-        autotune=False,
-        cpu_baseline="native",
-        profile=None,
-        build_observed=False,
-    )
-    (traced,) = trace_all(model, request)
-    (graph,) = traced.program.unique
+    graph = one_piece(model, "x:float32[n,16]")
     assert "torch.ops.pwcc.rms_norm" in "".join(graph.ops)  # the graph holds the operator, whatever the policy
     return graph
 

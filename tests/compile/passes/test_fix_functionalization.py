@@ -18,7 +18,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pwcc.cache.errors import UnsealableError
 from pwcc.cache.sealed import SealedPiece
-from pwcc.compile.input_declarations import parse_declaration
 from pwcc.compile.passes.base import PassContext
 from pwcc.compile.passes.fix_functionalization import FixFunctionalization
 from pwcc.compile.passes.manager import PassRun
@@ -26,11 +25,10 @@ from pwcc.compile.passes.registry import resolve
 from pwcc.compile.piece_compiler import MemoryBlobs, PieceTask, compile_piece
 from pwcc.compile.piece_graph import PieceGraph
 from pwcc.compile.rebuild import Variant
-from pwcc.compile.request import make_request
 from pwcc.compile.sealing.profile import cpu_profile
 from pwcc.compile.torch_private.graph_values import value_of
 from pwcc.compile.torch_private.symbols import new_unbacked_size
-from pwcc.compile.tracing import trace_all
+from tests.compile.one_piece import one_piece
 
 HEADS, WIDTH, BLOCKS = 2, 4, 16
 Q = torch.arange(3.0 * HEADS * WIDTH).reshape(3, HEADS, WIDTH) / 10
@@ -292,23 +290,7 @@ def wrapper(graph: PieceGraph, passes: str, variant: Variant, scratch: Path) -> 
 
 def whole_piece(model: torch.nn.Module) -> PieceGraph:
     """Return the model as one piece."""
-    request = make_request(
-        model,
-        specs=(parse_declaration(f"x:float32[n,{HEADS * WIDTH}]"),),
-        sizes=(),
-        max_tokens=64,
-        device="cpu",
-        identity="test",
-        args=None,
-        splitting_ops=(),
-        autotune=False,
-        cpu_baseline="native",
-        profile=None,
-        build_observed=False,
-    )
-    (traced,) = trace_all(model, request)
-    (graph,) = traced.program.unique
-    return graph
+    return one_piece(model, f"x:float32[n,{HEADS * WIDTH}]")
 
 
 class Buffers(torch.nn.Module):

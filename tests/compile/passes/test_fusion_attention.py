@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pwcc.compile.ops.attention  # noqa: F401  registers the operators
 from pwcc.cache.sealed import SealedPiece
-from pwcc.compile.input_declarations import parse_declaration
 from pwcc.compile.ops.dense import AttentionParams
 from pwcc.compile.ops.forward_context import ForwardContext, forward_context
 from pwcc.compile.ops.fused.formulas import FP8, quantised
@@ -23,9 +22,8 @@ from pwcc.compile.passes.manager import PassRun
 from pwcc.compile.passes.registry import resolve
 from pwcc.compile.piece_compiler import MemoryBlobs, PieceTask, compile_piece
 from pwcc.compile.rebuild import Variant
-from pwcc.compile.request import make_request
 from pwcc.compile.sealing.profile import cpu_profile
-from pwcc.compile.tracing import trace_all
+from tests.compile.one_piece import one_piece
 
 aten = torch.ops.aten
 HEADS, WIDTH = 2, 8
@@ -159,22 +157,7 @@ def test_wrong_dtypes_are_refused(wrong: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_piece_that_holds_attention(tmp_path: Path) -> None:
-    request = make_request(
-        Block().eval(),
-        specs=(parse_declaration(f"x:float32[n,{HEADS * WIDTH}]"),),
-        sizes=(),
-        max_tokens=64,
-        device="cpu",
-        identity="test",
-        args=None,
-        splitting_ops=(),
-        autotune=False,
-        cpu_baseline="native",
-        profile=None,
-        build_observed=False,
-    )
-    (traced,) = trace_all(Block().eval(), request)
-    (graph_,) = traced.program.unique
+    graph_ = one_piece(Block().eval(), f"x:float32[n,{HEADS * WIDTH}]")
     task = PieceTask("p0", graph_, Variant(1, 64), "cpu", cpu_profile("native"), passes=resolve(PASSES))
     blobs = MemoryBlobs()
     result = compile_piece(task, blobs, scratch=tmp_path)

@@ -32,7 +32,7 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
-from pwcc.cache.ids import BlobDigest, blob_digest  # noqa: E402
+from pwcc.compile.piece_compiler import MemoryBlobs  # noqa: E402
 from pwcc.compile.sealing.compiled import CompiledPiece, InputFacts  # noqa: E402
 from pwcc.compile.sealing.profile import cuda_profile  # noqa: E402
 from pwcc.compile.sealing.seal import seal  # noqa: E402
@@ -46,12 +46,7 @@ def piece(x: torch.Tensor, norm: torch.Tensor, w: torch.Tensor, b: torch.Tensor)
     return torch.nn.functional.silu(gate) * up, x.float().sum(-1)
 
 
-blobs: dict[BlobDigest, bytes] = {}
-
-
-def put(data: bytes) -> BlobDigest:
-    blobs[blob_digest(data)] = data
-    return blob_digest(data)
+blobs = MemoryBlobs()
 
 
 mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
@@ -82,21 +77,21 @@ with ExitStack() as stack:
         defers_input_alignment=getattr(compiled, "_defers_input_alignment", False),
     )
     try:
-        seal(request, put)
+        seal(request, blobs.put_blob)
     except Exception as error:
         untuned = f"{type(error).__name__}: {error}"
     for autotuner in vars(module).values():
         if hasattr(autotuner, "launchers"):
             autotuner.launchers = autotuner.launchers[-1:]  # what autotuning leaves
-    record, _ = seal(request, put)
+    record, _ = seal(request, blobs.put_blob)
 print(
     json.dumps(
         {
             "untuned": untuned,
-            "program": blobs[record.source].decode(),
+            "program": blobs.read_blob(record.source).decode(),
             "record": record.to_json(),
-            "cubins": {kernel.name: len(blobs[kernel.blob]) for kernel in record.kernels},
-            "leaks": [name for name, data in blobs.items() if str(OUT).encode() in data],
+            "cubins": {kernel.name: len(blobs.read_blob(kernel.blob)) for kernel in record.kernels},
+            "leaks": [name for name, data in blobs.blobs.items() if str(OUT).encode() in data],
         }
     )
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,30 +20,20 @@ os.environ |= {
 
 import torch  # noqa: E402
 
-from pwcc.cache.ids import BlobDigest, blob_digest  # noqa: E402
 from pwcc.compile.input_declarations import parse_declaration  # noqa: E402
 from pwcc.compile.kernel_launches import kernel_codes  # noqa: E402
-from pwcc.compile.piece_compiler import input_facts  # noqa: E402
+from pwcc.compile.piece_compiler import MemoryBlobs  # noqa: E402
 from pwcc.compile.piece_graph import PieceGraph  # noqa: E402
 from pwcc.compile.predicates import collect  # noqa: E402
-from pwcc.compile.rebuild import Variant, rebuild  # noqa: E402
+from pwcc.compile.rebuild import Variant  # noqa: E402
 from pwcc.compile.request import make_request  # noqa: E402
 from pwcc.compile.runtime.predicates import PredicateSet  # noqa: E402
-from pwcc.compile.sealing.compiled import CompiledPiece  # noqa: E402
-from pwcc.compile.sealing.profile import cuda_profile  # noqa: E402
-from pwcc.compile.sealing.seal import seal  # noqa: E402
-from pwcc.compile.torch_private import inductor  # noqa: E402
 from pwcc.compile.tracing import trace_all  # noqa: E402
-from tests.compile.sealing.pretend_cuda import Driver, replaced  # noqa: E402
+from tests.compile.sealing.pretend_cuda import Driver, seal_for_gpu  # noqa: E402
 from tests.compile.user_kernels import Counts, Launches, Looked  # noqa: E402
 
 VARIANT = Variant(1, 16)
-blobs: dict[BlobDigest, bytes] = {}
-
-
-def put(data: bytes) -> BlobDigest:
-    blobs[blob_digest(data)] = data
-    return blob_digest(data)
+blobs = MemoryBlobs()
 
 
 def traced(model: torch.nn.Module) -> Any:
@@ -72,40 +61,12 @@ def traced(model: torch.nn.Module) -> Any:
 
 def sealed(graph: PieceGraph) -> dict[str, Any]:
     """Compile and seal a graph, traced on the CPU, for the pretended GPU."""
-    moved = PieceGraph.from_bytes(graph.to_bytes().replace(b'"cpu"', b'"cuda"'), where="moved")
-    device = torch.device("cuda", 0)
-    with ExitStack() as stack:
-        replaced(stack)
-        for name in ("joint_graph", "post_grad"):  # patterns are traced on real tensors of the device
-            stack.enter_context(mock.patch(f"torch._inductor.fx_passes.{name}.lazy_init"))
-        rebuilt = rebuild(moved, VARIANT, device)
-        result = inductor.compile_graph(
-            rebuilt.graph_module, rebuilt.inputs, rebuilt.fake_mode, cuda_profile(autotune=False)
-        )
-        for kernel in vars(result.module).values():
-            if hasattr(kernel, "launchers"):
-                kernel.precompile()
-                kernel.launchers = kernel.launchers[-1:]  # what autotuning leaves
-        record, _ = seal(
-            CompiledPiece(
-                source=result.source,
-                module=result.module,
-                constants=result.constants,
-                inputs_to_check=result.inputs_to_check,
-                mutated_inputs=result.mutated_inputs,
-                device_type="cuda",
-                device_index=0,
-                inputs=input_facts(moved, VARIANT),
-                defers_input_alignment=result.defers_input_alignment,
-                ops=moved.ops,
-            ),
-            put,
-        )
+    record = seal_for_gpu(graph, VARIANT, blobs.put_blob)
     return {
-        "program": blobs[record.source].decode(),
+        "program": blobs.read_blob(record.source).decode(),
         "mutated": list(record.mutated),
         "kernels": {kernel.symbol: [kernel.config, list(kernel.grid)] for kernel in record.kernels},  # type: ignore[union-attr]
-        "cubins": {kernel.symbol: len(blobs[kernel.blob]) for kernel in record.kernels},  # type: ignore[union-attr]
+        "cubins": {kernel.symbol: len(blobs.read_blob(kernel.blob)) for kernel in record.kernels},  # type: ignore[union-attr]
     }
 
 
@@ -127,5 +88,5 @@ for model in (Launches(), Counts(), Looked()):
         # writing an input of a pretended device needs a torch that is linked with CUDA
         **({} if isinstance(model, Counts) else sealed(step.graph)),
     }
-found["leaks"] = [name for name, data in blobs.items() if str(OUT).encode() in data]
+found["leaks"] = [name for name, data in blobs.blobs.items() if str(OUT).encode() in data]
 print(json.dumps(found))

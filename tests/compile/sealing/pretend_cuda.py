@@ -14,10 +14,21 @@ from unittest import mock
 import torch
 import torch._dynamo.device_interface
 import triton
+from torch import fx
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.static_triton_launcher import StaticallyLaunchedCudaKernel
 from triton.backends.compiler import GPUTarget
+
+from pwcc.cache.ids import BlobDigest
+from pwcc.cache.sealed import SealedPiece
+from pwcc.compile.piece_compiler import input_facts
+from pwcc.compile.piece_graph import PieceGraph
+from pwcc.compile.rebuild import Variant, rebuild
+from pwcc.compile.sealing.compiled import CompiledPiece
+from pwcc.compile.sealing.profile import cuda_profile
+from pwcc.compile.sealing.seal import seal
+from pwcc.compile.torch_private import inductor
 
 FACTS: dict[str, Any] = {
     "type": "cuda",
@@ -102,3 +113,40 @@ def replaced(stack: ExitStack) -> None:
     stack.enter_context(mock.patch("torch._subclasses.fake_tensor.init_gpu_context", answer(None)))
     raw_stream = mock.patch.object(torch._C, "_cuda_getCurrentRawStream", answer(0), create=True)
     stack.enter_context(raw_stream)
+
+
+def seal_for_gpu(
+    graph: PieceGraph,
+    variant: Variant,
+    put_blob: Callable[[bytes], BlobDigest],
+    edit: Callable[[fx.GraphModule], object] = lambda _: None,
+) -> SealedPiece:
+    """Compile and seal a graph, traced on the CPU, for the pretended GPU; ``edit`` is what passes would do."""
+    moved = PieceGraph.from_bytes(graph.to_bytes().replace(b'"cpu"', b'"cuda"'), where="moved")
+    device = torch.device("cuda", 0)
+    with ExitStack() as stack:
+        replaced(stack)
+        for name in ("joint_graph", "post_grad"):  # patterns are traced on real tensors of the device
+            stack.enter_context(mock.patch(f"torch._inductor.fx_passes.{name}.lazy_init"))
+        rebuilt = rebuild(moved, variant, device)
+        edit(rebuilt.graph_module)
+        result = inductor.compile_graph(
+            rebuilt.graph_module, rebuilt.inputs, rebuilt.fake_mode, cuda_profile(autotune=False)
+        )
+        for kernel in vars(result.module).values():
+            if hasattr(kernel, "launchers"):
+                kernel.precompile()
+                kernel.launchers = kernel.launchers[-1:]  # what autotuning leaves
+        piece = CompiledPiece(
+            source=result.source,
+            module=result.module,
+            constants=result.constants,
+            inputs_to_check=result.inputs_to_check,
+            mutated_inputs=result.mutated_inputs,
+            device_type="cuda",
+            device_index=0,
+            inputs=input_facts(moved, variant),
+            defers_input_alignment=result.defers_input_alignment,
+            ops=moved.ops,
+        )
+        return seal(piece, put_blob)[0]
