@@ -304,13 +304,14 @@ def _compile(
     run: Any = result.run
     with _exclusive(tune_lock), torch.no_grad(), inductor.private_caches(scratch), watch:
         given = sample_inputs(task.graph, size, device, seed=numerics.SEED)
-        plain = interpret(task.graph, copies(given), device=device)
-        wrong = other_layouts(run(given), plain)
+        got = run(copies(given))
+        plain = interpret(task.graph, given, device=device)
+        wrong = other_layouts(got, plain)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     if wrong:
         raise OtherLayout(wrong)
-    del given, plain
+    del given, got, plain
     tuned = time.perf_counter()
     sizes: dict[BlobDigest, int] = {}
 
