@@ -7,47 +7,69 @@ compiled for eager's strides, so the piece is compiled once more with the layout
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import fx
 
 from pwcc.cache.errors import UnsealableError
+from pwcc.compile.torch_private import layout_lowering
 
 Order = tuple[int, ...]
 """Dimensions from the slowest to the fastest in memory."""
 
 
 class OtherLayout(Exception):
-    """Outputs lie otherwise than eager's; ``orders`` are eager's, by position."""
+    """Outputs lie otherwise than eager's: those in ``wrong``. ``orders`` are eager's, by position.
 
-    def __init__(self, orders: Mapping[int, Order]) -> None:
-        super().__init__(f"outputs {sorted(orders)} lie otherwise than eager's")
-        self.orders = orders
+    They hold more outputs than the wrong ones, because Inductor lays others out anew when one is asked for.
+    """
+
+    def __init__(self, wrong: Collection[int], orders: Mapping[int, Order]) -> None:
+        super().__init__(f"outputs {sorted(wrong)} lie otherwise than eager's")
+        self.wrong = frozenset(wrong)
+        self.orders = dict(orders)
 
 
-def other_layouts(got: Sequence[object], wanted: Sequence[object]) -> dict[int, Order]:
-    """Return eager's order of dimensions for every output whose strides differ from eager's.
-
-    Strides of dimensions with at most one element do not count.
+def check_layouts(got: Sequence[object], wanted: Sequence[object], inputs: Sequence[object]) -> None:
+    """Compare a compiled piece's outputs with eager's; strides of dimensions of one element do not count.
 
     Raises:
+        OtherLayout: some have other strides; with eager's order for them, and for all outputs that are dense
+            and share no memory with each other or an input.
         UnsealableError: such an output is not dense, so that no order of its dimensions gives its strides.
     """
-    found: dict[int, Order] = {}
-    for index, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or _alike(one, other):
+    tensors = {index: one for index, one in enumerate(wanted) if isinstance(one, torch.Tensor)}
+    wrong: list[int] = []
+    for index, other in tensors.items():
+        one = got[index]
+        if not isinstance(one, torch.Tensor) or _alike(one, other):
             continue
-        strides = other.stride()
-        order = tuple(sorted(range(other.dim()), key=lambda dim: (-strides[dim], dim)))
-        if not other.permute(order).is_contiguous():
+        if _order(other) is None:
             raise UnsealableError(
                 f"output {index} of the piece has strides {list(one.stride())}, "
-                f"where eager's has {list(strides)}, which is no dense layout",
+                f"where eager's has {list(other.stride())}, which is no dense layout",
                 hint="call .contiguous() on that tensor before the splitting operation",
             )
-        found[index] = order
-    return found
+        wrong.append(index)
+    if not wrong:
+        return
+    shown = [*tensors.values(), *(value for value in inputs if isinstance(value, torch.Tensor))]
+    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in shown)
+    orders = {
+        index: order
+        for index, tensor in tensors.items()
+        if (order := _order(tensor)) is not None
+        and (index in wrong or owners[tensor.untyped_storage().data_ptr()] == 1)
+    }
+    raise OtherLayout(wrong, orders)
+
+
+def _order(tensor: torch.Tensor) -> Order | None:
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
+    return order if tensor.permute(order).is_contiguous() else None
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -58,15 +80,15 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def ask_for(graph_module: fx.GraphModule, orders: Mapping[int, Order]) -> None:
-    """Make outputs of a piece's graph lie as ``orders`` say, by copies that Inductor fuses."""
+    """Make outputs of a piece's graph lie as ``orders`` say; Inductor copies only what it must."""
+    if not orders:
+        return
+    layout_lowering.install()
     graph = graph_module.graph
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     with graph.inserting_before(output):
         for index, order in orders.items():
-            moved = graph.call_method("permute", (results[index], order))
-            dense = graph.call_method("clone", (moved,), {"memory_format": torch.contiguous_format})
-            back = tuple(sorted(range(len(order)), key=order.__getitem__))
-            results[index] = graph.call_method("permute", (dense, back))
+            results[index] = graph.call_function(torch.ops.pwcc.laid_out.default, (results[index], order))
     output.args = (tuple(results),)
     graph_module.recompile()

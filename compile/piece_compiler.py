@@ -21,7 +21,7 @@ from pwcc.cache.ids import BlobDigest, blob_digest
 from pwcc.cache.sealed import InputFacts, SealedPiece, TritonKernel
 from pwcc.cache.tuning import PieceTuning, parse_files
 from pwcc.compile import numerics
-from pwcc.compile.layouts import Order, OtherLayout, ask_for, other_layouts
+from pwcc.compile.layouts import Order, OtherLayout, ask_for, check_layouts
 from pwcc.compile.numerics import NumericsRecord
 from pwcc.compile.ops.custom_ops import write_out
 from pwcc.compile.passes.base import PassContext, PassSpec
@@ -262,17 +262,17 @@ def _laid_out(
     task: PieceTask, blobs: Blobs, scratch: Path, tune_lock: Path | None, *, backed: bool
 ) -> PieceResult:
     """Compile, and once more where outputs lie otherwise than those who read them were compiled for."""
-    try:
-        return _compile(task, blobs, scratch, tune_lock, backed=backed)
-    except OtherLayout as found:
-        orders = found.orders
-    try:
-        return _compile(task, blobs, scratch, tune_lock, backed=backed, orders=orders)
-    except OtherLayout as again:
-        raise UnsealableError(
-            f"outputs {sorted(again.orders)} of the piece cannot be laid out as eager's are",
-            hint="call .contiguous() on that tensor before the splitting operation",
-        ) from again
+    orders: dict[int, Order] = {}
+    while True:
+        try:
+            return _compile(task, blobs, scratch, tune_lock, backed=backed, orders=orders)
+        except OtherLayout as found:
+            if found.wrong <= orders.keys():
+                raise UnsealableError(
+                    f"outputs {sorted(found.wrong)} of the piece cannot be laid out as eager's are",
+                    hint="call .contiguous() on that tensor before the splitting operation",
+                ) from found
+            orders |= found.orders
 
 
 def _compile(
@@ -282,7 +282,7 @@ def _compile(
     tune_lock: Path | None,
     *,
     backed: bool,
-    orders: Mapping[int, Order] | None = None,
+    orders: Mapping[int, Order],
 ) -> PieceResult:
     from pwcc.compile.sealing.builder_paths import builder_paths
     from pwcc.compile.sealing.compiled import CompiledPiece
@@ -297,7 +297,7 @@ def _compile(
         options["cpp.cxx"] = (None, str(driver))
     watch = Watch(scratch, task.pins, active=device.type == "cuda")
     with inductor.private_caches(scratch), watch:
-        result, guards, run_passes = _lower(task, device, options, backed=backed, orders=orders or {})
+        result, guards, run_passes = _lower(task, device, options, backed=backed, orders=orders)
     _refuse_aliased_writes(task, result.mutated_inputs)
     compiled = time.perf_counter()
     size = task.variant.hint
@@ -306,11 +306,9 @@ def _compile(
         given = sample_inputs(task.graph, size, device, seed=numerics.SEED)
         got = run(copies(given))
         plain = interpret(task.graph, given, device=device)
-        wrong = other_layouts(got, plain)
+        check_layouts(got, plain, given)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    if wrong:
-        raise OtherLayout(wrong)
     del given, got, plain
     tuned = time.perf_counter()
     sizes: dict[BlobDigest, int] = {}
