@@ -359,6 +359,8 @@ def constant(device: torch.device) -> Callable[[str, str], object]:
     def find(kind: str, text: str) -> object:
         if kind == "float":
             return float(text)
+        if kind == "complex":
+            return complex(text)
         if kind == "device":
             return device if text == device.type else torch.device(text)
         return getattr(torch, text)

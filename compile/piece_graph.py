@@ -11,6 +11,7 @@ JSON with one-key objects for what JSON lacks:
 ``{"dtype": "int64"}`` a dtype; likewise ``device``, ``layout``, ``memory_format``
 ``{"slice": [a,b,c]}`` a slice; ``{"ellipsis": true}``; ``{"tuple": [...]}``
 ``{"dict": [[k, v]]}`` a mapping; ``{"float": "inf"}`` a float that JSON lacks
+``{"complex": "1j"}``  a complex number, as Python writes it
 =====================  ==========================================================
 """
 

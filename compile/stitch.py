@@ -121,7 +121,7 @@ class _Stitcher:
                 return "{" + ", ".join(f"{key!r}: {self._literal(part)}" for key, part in held) + "}"
             case "ellipsis":
                 return "..."
-            case "dtype" | "device" | "layout" | "memory_format" | "float":
+            case "dtype" | "device" | "layout" | "memory_format" | "float" | "complex":
                 return self._bound(f"constant({tag!r}, {held!r})")
             case _:
                 raise UnsealableError(f"an eager call holds an argument of unknown kind {tag!r}")

@@ -19,6 +19,7 @@ _TORCH_VALUES: Mapping[str, type] = MappingProxyType(
     {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 )
 _FLOATS = ("inf", "-inf", "nan")
+_NUMBERS: Mapping[str, Callable[[str], complex]] = MappingProxyType({"float": float, "complex": complex})
 
 
 def encode_constant(value: object) -> object:
@@ -32,6 +33,8 @@ def encode_constant(value: object) -> object:
             return value
         case float():
             return value if math.isfinite(value) else {"float": str(value)}
+        case complex():
+            return {"complex": str(value)}
         case torch.device():
             return {"device": value.type}
         case _ if value is ...:
@@ -77,6 +80,8 @@ def _parts(tag: str, held: object, where: str) -> Sequence[object]:
             return ()
         case "float" if held in _FLOATS:
             return ()
+        case "complex" if isinstance(held, str) and _is_complex(held):
+            return ()
         case "ellipsis" if held is True:
             return ()
         case "tuple" if isinstance(held, list):
@@ -87,6 +92,13 @@ def _parts(tag: str, held: object, where: str) -> Sequence[object]:
             return [item for _, item in held]
         case _:
             raise CorruptEntry(f"expected an argument, got {repr({tag: held})[:80]}", where=where)
+
+
+def _is_complex(text: str) -> bool:
+    try:
+        return str(complex(text)) == text
+    except ValueError:
+        return False
 
 
 def _is_pair(item: object) -> bool:
@@ -138,8 +150,8 @@ def decode_argument(
             return tuple(decode_argument(item, values, size, device) for item in held)
         case "dict":
             return {key: decode_argument(item, values, size, device) for key, item in held}
-        case "float":
-            return float(held)
+        case "float" | "complex":
+            return _NUMBERS[tag](held)
         case _:
             raise CorruptEntry(f"unknown argument tag {tag!r} in a piece graph")
 

@@ -117,6 +117,12 @@ def test_every_kind_of_argument() -> None:
     assert found[:, 0].tolist() == [float("-inf"), float("-inf"), 1.0]
 
 
+def test_a_complex_number_is_an_argument() -> None:
+    steps = (eager("torch.mul", [r("argument", 0), {"complex": "(1-2.5j)"}]),)
+    (found,) = run(Program(steps, (), (Ref("value", 0),), 0), torch.ones(1))
+    assert found.tolist() == [1 - 2.5j]
+
+
 def test_argument_names_that_are_keywords() -> None:
     step = eager("torch.ops.aten.random.from", [r("argument", 0)], [["from", 3], ["to", 4]])
     (found,) = run(Program((step,), (), (Ref("value", 0),), 0), torch.zeros(2, dtype=torch.int64))

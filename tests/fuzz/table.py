@@ -42,7 +42,8 @@ def document(summary: dict[str, Any]) -> str:
         "",
         "`make fuzz` writes small random modules as Python source: two to seven constructs a model out of "
         f"{len(summary['constructs'])} kinds (tuples, views, sizes, cuts, regions, state, arguments, results), "
-        "chosen by a seed. Each is compiled, loaded from a moved cache in a fresh process, and called eight "
+        "chosen by a seed; one in twenty is drawn from those marked rare, which are refused or served for some "
+        "sizes only. Each is compiled, loaded from a moved cache in a fresh process, and called eight "
         "times with different token counts. Results, their types and shared memory, arguments and buffers must "
         "equal eager's, cold and warm, or the compile must refuse the model by a named error. "
         "`tests/fuzz/generator.py` holds the constructs; "

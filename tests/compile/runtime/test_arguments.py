@@ -21,6 +21,8 @@ CPU = torch.device("cpu")
         ("text", "text"),
         (float("inf"), {"float": "inf"}),
         (float("-inf"), {"float": "-inf"}),
+        (1 - 2.5j, {"complex": "(1-2.5j)"}),
+        (complex("inf-0j"), {"complex": "(inf-0j)"}),
         (torch.bfloat16, {"dtype": "bfloat16"}),
         (torch.strided, {"layout": "strided"}),
         (torch.channels_last, {"memory_format": "channels_last"}),
@@ -44,7 +46,7 @@ def test_device_is_the_callers_own() -> None:
     assert decode_argument({"device": "cpu"}, [], len, device) == CPU
 
 
-@pytest.mark.parametrize("value", [object(), torch.Size([1]), 1j, torch.ones(1), len, torch.Generator()])
+@pytest.mark.parametrize("value", [object(), torch.Size([1]), torch.ones(1), len, torch.Generator()])
 def test_other_values_have_no_form(value: object) -> None:
     with pytest.raises(TypeError):
         encode_constant(value)
@@ -93,6 +95,9 @@ def test_nested() -> None:
         {"dict": [["a", {"v": 9}]]},
         {"float": "1.0"},
         {"float": []},
+        {"complex": "1+2j"},
+        {"complex": "many"},
+        {"complex": [1, 2]},
         {"ellipsis": False},
         {"code": "1"},
         [{"unknown": 1}],
