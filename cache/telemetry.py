@@ -87,14 +87,22 @@ def _configure_once() -> None:
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Writes to what is stderr at that moment."""
+    """Writes to what is stderr at that moment; not what the host's own handlers write to the terminal."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
+        if any(_on_terminal(handler, record) for handler in logging.getLogger().handlers):
+            return
         self.stream = sys.stderr
         super().emit(record)
+
+
+def _on_terminal(handler: logging.Handler, record: logging.LogRecord) -> bool:
+    """Tell whether a handler of the host's writes ``record`` to stderr or stdout."""
+    stream = getattr(handler, "stream", None)
+    return stream in (sys.stderr, sys.stdout) and record.levelno >= handler.level
 
 
 @contextlib.contextmanager

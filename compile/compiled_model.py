@@ -157,6 +157,12 @@ class CompiledModel:
         return self.manifest.sizes
 
     @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Inclusive ranges of sizes that a dynamic variant serves, ascending."""
+        spans = {(v.low, v.high) for program in self._programs for v in program.variants if not v.static}
+        return tuple(sorted(spans))
+
+    @property
     def programs(self) -> tuple[LoadedProgram, ...]:
         """The loaded programs, for capture and inspection."""
         return self._programs

@@ -28,6 +28,7 @@ from pwcc.compile.decorator_dims import FirstCall, dynamic_dims
 from pwcc.compile.decorator_eager import run_eagerly, run_stock, why_eager
 from pwcc.compile.decorator_phase import CompileState, Phase
 from pwcc.compile.levels import CompileConfig, CompileLevel, current_config, in_force
+from pwcc.compile.ranges import held_apart
 
 if TYPE_CHECKING:
     from pwcc.compile.background import Background
@@ -169,7 +170,7 @@ class ModuleState:
         from pwcc.compile.background import Background, Task
         from pwcc.compile.load import load
 
-        sizes = tuple(config.sizes or ())
+        sizes, ranges = tuple(config.sizes or ()), tuple(config.ranges or ())
         compiled: CompiledModel | None = None
         if not switches.recache:
             try:
@@ -194,9 +195,12 @@ class ModuleState:
         if compiled is not None:
             self._swap(compiled)
             self._phase = Phase.SERVING
-            if config.mode == "load" or set(sizes) <= set(compiled.sizes):
+            lacks_ranges = not held_apart(ranges, compiled.ranges)
+            if config.mode == "load" or (set(sizes) <= set(compiled.sizes) and not lacks_ranges):
                 return
-        stages = ([] if compiled is not None else [()]) + ([sizes] if sizes else [])
+        else:
+            lacks_ranges = True
+        stages = ([()] if lacks_ranges else []) + ([sizes] if sizes else [])
         self._phase = Phase.COMPILING if compiled is None else Phase.FILLING
         self._behind = Background(
             module,

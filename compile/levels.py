@@ -75,6 +75,7 @@ class CompileConfig:
     passes: str | Sequence[str] | None = None
     custom_ops: str | Sequence[str] | None = None
     autotune: bool | None = None
+    autotune_from: str | None = None
     cpu_baseline: str | None = None
     jobs: int | None = None
     profile: str | None = None

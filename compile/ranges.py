@@ -59,6 +59,11 @@ def serves(ranges: Sequence[Range], sizes: Sequence[int], size: int) -> bool:
     return not ranges or size in sizes or any(low <= size <= high for low, high in ranges)
 
 
+def held_apart(ranges: Sequence[Range], variants: Sequence[Range]) -> bool:
+    """Tell whether every range has a variant of its own: one that serves nothing outside of it."""
+    return all(any(low <= start and end <= high for start, end in variants) for low, high in ranges)
+
+
 def gaps(ranges: Sequence[Range], sizes: Sequence[int], max_tokens: int) -> Iterator[Range]:
     """Yield the runs of token counts in ``1..max_tokens`` that no range and no size serves, ascending."""
     following = 1

@@ -98,6 +98,23 @@ def test_lines_go_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.endswith("s (model toy)")
 
 
+def test_lines_that_the_host_writes_to_the_terminal_are_not_written_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    telemetry.configure({"PWCC_LOG": "info"})
+    host = logging.StreamHandler()
+    host.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(host)
+    try:
+        logging.getLogger("pwcc.load").warning("both would")
+        logging.getLogger("pwcc.load").info("the host would not")
+    finally:
+        logging.getLogger().removeHandler(host)
+    err = capsys.readouterr().err
+    assert err.count("both would") == 1
+    assert err.count("the host would not") == 1
+
+
 def test_nothing_is_said_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry.configure({})
     with span("compile.trace"):

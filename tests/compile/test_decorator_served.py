@@ -29,6 +29,7 @@ from pwcc.cache.errors import (
 )
 from pwcc.compile.background import Background
 from pwcc.compile.call import STATE
+from pwcc.compile.compiled_model import CompiledModel
 from pwcc.compile.decorator_phase import Phase
 from pwcc.compile.levels import configure
 from tests.compile.decorated import Affine, Decorated, DecoratedOuter, Once, Rebinding, Stock
@@ -368,6 +369,20 @@ def test_a_process_that_ends_takes_its_compile_along(tmp_path: Path, ending: str
     while _runs(pid):
         assert time.monotonic() < deadline, "the compile outlived the process that wanted it"
         time.sleep(0.1)
+
+
+def test_ranges_that_an_entry_lacks_are_compiled_behind_it(
+    served: tuple[Path, list[tuple[float, pwcc.CompileState]]],
+) -> None:
+    configure(cache_dir=served[0], ranges=((1, 8), (9, 64)))
+    module = Decorated().eval()
+    assert agrees(module, 3)
+    loaded: CompiledModel = vars(module)[STATE]._compiled
+    assert (state_of(module).phase, loaded.ranges[-1]) == (Phase.FILLING, (1, 64))
+    assert pwcc.wait_for_compile(module, 120).phase is Phase.SERVING
+    compiled: CompiledModel = vars(module)[STATE]._compiled
+    assert compiled.ranges == ((1, 8), (9, 64))
+    assert agrees(module, 3, 9, 64)
 
 
 def _runs(pid: int) -> bool:

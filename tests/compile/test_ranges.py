@@ -17,7 +17,15 @@ from pwcc.cache.errors import SizeError, UsageError
 from pwcc.capture.modes import CaptureMode
 from pwcc.capture.planning import plan_for
 from pwcc.compile.compiled_model import CompiledModel, LoadedProgram, LoadedVariant
-from pwcc.compile.ranges import canonical, checked_ranges, dynamic_variants, gaps, inductor_options, serves
+from pwcc.compile.ranges import (
+    canonical,
+    checked_ranges,
+    dynamic_variants,
+    gaps,
+    held_apart,
+    inductor_options,
+    serves,
+)
 from pwcc.compile.rebuild import Variant
 from pwcc.compile.report import CompileReport
 from pwcc.compile.request import Request
@@ -39,6 +47,13 @@ Range = tuple[int, int]
 )
 def test_one_form_for_the_key(given: tuple[Range, ...], kept: tuple[Range, ...]) -> None:
     assert checked_ranges(given, sizes=(), max_tokens=40) == kept == canonical(given, 40)
+
+
+def test_a_range_is_held_apart_where_a_variant_serves_nothing_else() -> None:
+    assert held_apart((), ())
+    assert held_apart(((1, 8), (9, 40)), ((1, 1), (2, 8), (9, 40)))
+    assert not held_apart(((1, 8), (9, 40)), ((1, 40),))
+    assert not held_apart(((1, 8), (9, 40)), ((1, 8), (9, 41)))
 
 
 @pytest.mark.parametrize(
