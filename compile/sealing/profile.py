@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import torch
+
 from pwcc.cache.errors import UsageError
 
 Baseline = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "native"]
@@ -143,12 +145,24 @@ def cpu_profile(baseline: Baseline, *, driver: Path | None = None) -> dict[str, 
     """
     target = cpu_target(baseline)
     options = {**_COMMON, **_CPU, "cpp.simdlen": target.vector_bits, "cpp.march": target.march}
-    if target.vector_bits == 256:
-        # skips two probe builds, 2.5 s with a cold cache; official builds of torch have AVX2 Sleef
-        options["cpp.vec_isa_ok"] = True
+    if _torch_has_vectors(target):
+        options["cpp.vec_isa_ok"] = True  # skips up to three probe builds, 1.5 s each with a cold cache
     if driver is not None:
         options["cpp.cxx"] = (None, str(driver))
     return known_options(options)
+
+
+def _torch_has_vectors(target: CpuTarget) -> bool:
+    """Tell whether torch's own kernels run here with vectors as wide as Inductor may choose.
+
+    That is what Inductor's probe of an instruction set finds out: whether torch was built for it, with the
+    vector functions of Sleef that generated code calls.
+    """
+    here = {"AVX2": 256, "AVX512": 512}.get(torch.backends.cpu.get_cpu_capability(), 0)
+    wanted = target.vector_bits
+    if wanted is None:
+        wanted = 512 if "avx512f" in target.cpu_flags else 256
+    return wanted <= here
 
 
 def cuda_profile(*, autotune: bool) -> dict[str, object]:
