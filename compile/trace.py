@@ -22,6 +22,7 @@ from pwcc.compile.outputs import output_template
 from pwcc.compile.runtime.calling import TOKENS, CallingConvention, Parameter, SizeSymbol
 from pwcc.compile.signature import definition
 from pwcc.compile.torch_private import dynamo, symbols, writes
+from pwcc.compile.torch_private.numpy_numbers import fold_numbers
 
 COUNT = "n"
 """How declarations write the token count; other names are sizes of their own."""
@@ -121,6 +122,7 @@ def trace(
     _mark(flat.leaves, named, sizes)
     raw = capture(model, args, kwargs)
     inline_bodies(raw.graph_module)
+    fold_numbers(raw.graph_module)
     return _Analysis(model, flat, named, sizes, raw, args, kwargs).trace()
 
 

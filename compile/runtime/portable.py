@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
+import sys
 from collections.abc import Callable
 from types import (
     BuiltinFunctionType,
@@ -81,9 +82,17 @@ def describe(value: object) -> Json:
             return form(value)
     if kind.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         return ["numpy", kind.__name__, describe(value.item())]  # type: ignore[attr-defined]  # numpy scalars have it
+    if kind.__module__ == "numpy" and _is_numpys_own(value):
+        return ["builtin", "numpy", str(getattr(value, "__name__", None))]
     if user_kernels.is_kernel(value):
         return _kernel(value)
     raise NotPortable(f"an object of type {type_name(kind)}")
+
+
+def _is_numpys_own(value: object) -> bool:
+    """Tell whether NumPy itself has this function (a ufunc such as ``np.sqrt``) under its name."""
+    name = getattr(value, "__name__", None)
+    return isinstance(name, str) and getattr(sys.modules.get("numpy"), name, None) is value
 
 
 def _kernel(value: Any) -> Json:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 from torch import nn
 
 from pwcc.compile.build_factors import module_names
 from pwcc.compile.runtime.hooks import module_hooks, show_hooks
-from pwcc.compile.runtime.portable import describe, show
+from pwcc.compile.runtime.portable import NotPortable, describe, show
 
 
 def plain() -> None:
@@ -40,6 +41,13 @@ def test_code_without_a_name_of_its_own_is_shown_with_few_digits() -> None:
     digest = str(value[-1])
     assert len(digest) == 64
     assert show(value).endswith(f" with code {digest[:12]}")
+
+
+def test_a_function_of_numpys_own_has_a_name_and_a_users_has_none() -> None:
+    assert describe(np.sqrt) == describe(np.sqrt) != describe(np.log)
+    assert show(describe(np.sqrt)) == "builtin numpy sqrt"
+    with pytest.raises(NotPortable, match="numpy:ufunc"):
+        describe(np.frompyfunc(lambda x: x, 1, 1))
 
 
 def test_hooks_are_shown_by_name() -> None:
