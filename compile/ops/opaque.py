@@ -59,14 +59,15 @@ def key_of(module: nn.Module, name: str, configuration: object) -> str:
 def register(key: str, module: nn.Module, call: Call) -> tuple[str, ...]:
     """Remember how ``key`` is computed; return the names of the tensors that a call must bring, in order.
 
-    Two modules of one key are alike but for their tensors, so the later takes the earlier one's place.
+    Two modules of one key are alike but for their tensors, so the later takes the earlier one's place. It is
+    computed as in evaluation, whatever mode ``module`` is in now: models are built in training mode.
     """
     held = [*module.parameters(), *module.buffers()]
     memo: dict[int, Any] = {}
     for tensor in held:
         empty = torch.empty_like(tensor, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, False) if isinstance(tensor, nn.Parameter) else empty
-    template = copy.deepcopy(module, memo)
+    template = copy.deepcopy(module, memo).eval()
     places = list(_places(template))
     names = tuple(name for name, _, _ in places)
     _templates[key] = _Template(

@@ -63,6 +63,21 @@ def test_it_computes_what_the_module_does(scan: Scan) -> None:
         assert torch.equal(out, scan(x))
 
 
+def test_it_computes_as_in_evaluation_although_models_are_built_in_training_mode(scan: Scan) -> None:
+    module = nn.Sequential(scan, nn.Dropout(0.5))
+    assert module.training
+    key = key_of(module, "mixer", {})
+    register(key, module, call)
+    x = torch.randn(5, 4)
+    module.eval()
+    with torch.no_grad():
+        expected = module(x)
+    out, weights = torch.empty_like(x), [scan.decay, scan.inner.weight, scan.inner.bias]
+    with torch.no_grad():
+        torch.ops.pwcc.opaque([x], weights, out, key, True)
+    assert torch.equal(out, expected)
+
+
 def test_the_tensors_are_the_callers(scan: Scan) -> None:
     """Two models of one kind in a process share the key, not the weights."""
     torch.manual_seed(1)
