@@ -30,6 +30,21 @@ REPEATED = frozenset(
     {"DiffLlamaAttention", "DoryAttention", "HrmTextAttention", "ZambaAttention", "Zamba2Attention"}
 )
 """Attention that runs several times under one layer number in one call: a KV cache would keep the last only."""
+HARMLESS = frozenset(
+    {
+        "cache_position",
+        "deterministic",  # of a backward pass
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",  # rotated in before; a batch's bounds are the metadata's business
+        "return_dict",
+        "use_cache",
+    }
+)
+"""Keywords that models hand to every attention function and that change no result of one."""
 
 
 def pwcc_attention_forward(
@@ -44,32 +59,45 @@ def pwcc_attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
-    **_ignored: object,
+    sinks: Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """Run ``pwcc::attention`` as a transformers attention function.
 
     ``query``: ``[1, heads, tokens, head_dim]``, ``key`` and ``value`` with ``kv_heads``; returns
     ``[1, tokens, heads, value_dim]``. ``sliding_window`` counts keys with the query's own, as the op does.
-    ``s_aux`` are attention sinks. Where values are of another size (MLA), the smaller side is padded with
-    zeros, which changes no score and no sum, so that one KV cache holds both. A mask or position bias that the
-    model makes itself, ``[1, heads or 1, tokens, tokens]``, is added to the scores: such a model runs on whole
-    sequences only. Raise ``ValueError`` for any other mask: causality, window and sequence bounds are the op's
-    and its metadata's business.
+    ``s_aux`` are attention sinks, one for each head; ``sinks``, ``[1, heads, tokens, 1]``, one for each token
+    and head. Where values are of another size (MLA), the smaller side is padded with zeros, which changes no
+    score and no sum, so that one KV cache holds both. A mask or position bias that the model makes itself,
+    ``[1, heads or 1, tokens, tokens]``, is added to the scores: such a model runs on whole sequences only, and
+    so does one with ``sinks``. Raise ``ValueError`` for any other mask (causality, window and sequence bounds
+    are the op's and its metadata's business) and for a keyword that is not known to change nothing.
     """
     kind = type(module).__name__
+    _require_harmless(kind, others)
     if kind.endswith("AttentionResidual"):  # over the depth of one token, not over tokens
+        shaped = (attention_mask, position_bias, sliding_window, softcap, s_aux, sinks)
+        if any(given is not None for given in shaped):
+            raise ValueError(f"attention implementation 'pwcc' expects {kind} to give queries, keys and values")
         return scaled_dot_product_attention(query, key, value, scale=scaling).transpose(1, 2), None
     biases = [_bias(given) for given in (attention_mask, position_bias) if given is not None]
     if kind in REPEATED or getattr(module, "attn_temperature_tuning", False):
         # Llama 4 scales queries by positions that it counts from the call's first token: whole sequences only.
         biases.append(query.new_zeros(1, 1, 1))
+    if sinks is not None:
+        if s_aux is not None:
+            raise ValueError(f"attention implementation 'pwcc' expects one kind of sinks, {kind} gives two")
+        # A token's own sink is a sink of 0, in scores from which the token's sink is subtracted.
+        biases.append(-_bias(sinks).float())
+        s_aux = query.new_zeros(query.shape[1])
     bias = sum(biases[1:], start=biases[0]) if biases else None
     if dropout:
         raise ValueError("attention implementation 'pwcc' is for inference: expected dropout 0")
     layer = 0 if kind in REPEATED else getattr(module, "layer_idx", None)
     if layer is None:
         raise ValueError(f"{kind} has no layer_idx, so its KV cache cannot be found")
-    if getattr(module, "is_causal", True) is False:
+    if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ValueError(f"{kind} is not causal; pwcc::attention attends causally")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     size, value_size = query.shape[-1], value.shape[-1]
@@ -79,6 +107,15 @@ def pwcc_attention_forward(
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     torch.ops.pwcc.attention(q, k, v, out, layer, scale, sliding_window, softcap, s_aux, _chunk(module), bias)
     return out[..., :value_size].unsqueeze(0), None
+
+
+def _require_harmless(kind: str, others: Mapping[str, object]) -> None:
+    """Raise ``ValueError`` for a keyword that may change the result: ignoring it would be a wrong answer."""
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in HARMLESS)
+    if unknown:
+        raise ValueError(
+            f"attention implementation 'pwcc' does not know what {kind} gives: {', '.join(unknown)}"
+        )
 
 
 def _bias(given: Tensor) -> Tensor:

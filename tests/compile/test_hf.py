@@ -189,3 +189,56 @@ def test_missing_transformers_is_said_plainly(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
     with pytest.raises(UsageError, match=r"'\.\[hf\]'"):
         build(ModelRef.parse(str(tmp_path)))
+
+
+def attending(tokens: int = 5) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]:
+    module = torch.nn.Module()
+    module.layer_idx = 0  # type: ignore[assignment]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, tokens, 8, generator=generator) for heads in (4, 2, 2))
+    return module, q, k, v
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_sinks_of_each_token_enlarge_the_denominator(biased: bool) -> None:
+    """Inkling 2 gives ``sinks`` [1, heads, tokens, 1] beside a bias; ignoring them was a wrong answer."""
+    module, q, k, v = attending()
+    sinks, bias = torch.randn(1, 4, 5, 1), torch.randn(1, 4, 5, 5) if biased else None
+    out, _ = hf.pwcc_attention_forward(module, q, k, v, None, position_bias=bias, sinks=sinks)
+    logits = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * 8**-0.5 + (0 if bias is None else bias)
+    masked = logits.masked_fill(~torch.ones(5, 5).tril().bool(), float("-inf"))
+    weights = torch.cat([masked, sinks], -1).softmax(-1)[..., :-1]
+    torch.testing.assert_close(out, (weights @ v.repeat_interleave(2, 1)).transpose(1, 2))
+    with pytest.raises(ValueError, match="one kind of sinks"):
+        hf.pwcc_attention_forward(module, q, k, v, None, s_aux=torch.zeros(4), sinks=sinks)
+
+
+def test_sinks_of_each_token_beside_a_kv_cache_are_refused() -> None:
+    module, q, k, v = attending(tokens=2)
+    sequence = BlockAllocator(num_blocks=2, block_size=4).allocate(2)
+    metadata = AttentionMetadata.build([(sequence, 2)], block_size=4)
+    cache = PagedKVCache(layers=1, num_blocks=2, block_size=4, kv_heads=2, head_dim=8)
+    with (
+        forward_context(metadata=metadata, cache=cache),
+        pytest.raises(UsageError, match="bias or mask of its own"),
+    ):
+        hf.pwcc_attention_forward(module, q, k, v, None, sinks=torch.zeros(1, 4, 2, 1))
+
+
+def test_an_argument_that_may_change_the_result_is_an_error_by_name() -> None:
+    module, q, k, v = attending()
+    harmless = {"position_ids": torch.arange(5), "use_cache": False, "indices": None, "is_causal": True}
+    out, _ = hf.pwcc_attention_forward(module, q, k, v, None, **harmless)  # type: ignore[arg-type]
+    plain, _ = hf.pwcc_attention_forward(module, q, k, v, None)
+    assert torch.equal(out, plain)
+    with pytest.raises(ValueError, match="does not know what Module gives: block_table, indices"):
+        hf.pwcc_attention_forward(module, q, k, v, None, indices=torch.zeros(1), block_table=1)
+    with pytest.raises(ValueError, match="not causal"):
+        hf.pwcc_attention_forward(module, q, k, v, None, is_causal=False)
+
+
+def test_attention_over_depth_takes_no_mask_and_no_sinks() -> None:
+    _, q, k, v = attending()
+    kind = type("SomeAttentionResidual", (torch.nn.Module,), {})
+    with pytest.raises(ValueError, match="expects SomeAttentionResidual to give queries"):
+        hf.pwcc_attention_forward(kind(), q, k, v, None, sinks=torch.zeros(1, 4, 5, 1))
