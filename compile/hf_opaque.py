@@ -147,6 +147,14 @@ class OpaqueMixture(_Opaque):
         return self._run([layer_input], sequential=False)
 
 
+class OpaqueLanguageAdapters(_Opaque):
+    """X-MOD's second half of a feed-forward block: adapters, of which each row of a batch picks one."""
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor, lang_ids: Tensor) -> Tensor:
+        """Return the adapted states, of the residual ``input_tensor``'s shape."""
+        return self._run([input_tensor, hidden_states, lang_ids], sequential=False)
+
+
 class OpaqueAttentionExperts(_Opaque):
     """JetMoE's experts around attention. What ``map`` chose, ``reduce`` chooses again from the same states."""
 
@@ -210,6 +218,12 @@ def _projection(module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.flatten(-2) for part in module(inputs[0], None)], dim=-1)
 
 
+def _adapted(module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    residual, hidden_states, languages = inputs
+    adapted: Tensor = module(hidden_states, residual, languages)
+    return adapted
+
+
 def _map(module: Any, inputs: Sequence[Tensor]) -> Tensor:
     queries: Tensor = module.map(inputs[0])[0]
     return queries.flatten(-2)
@@ -233,6 +247,8 @@ FORMS: Final[Sequence[tuple[re.Pattern[str], Form]]] = [
         # forward(hidden_states, top_k_index, top_k_weights), looping over the experts hit
         (r"DbrxExperts|LongcatFlashExperts", (OpaqueExperts, _whole)),
         (r"JetMoeMoE", (OpaqueMixture, _whole)),
+        # forward(hidden_states, input_tensor, lang_ids), indexing with a mask of the rows of one language
+        (r"XmodOutput", (OpaqueLanguageAdapters, _adapted)),
         (r"JetMoeMoA", (OpaqueAttentionExperts, _map)),
     )
 ]

@@ -95,3 +95,33 @@ def test_experts_that_loop_are_opaque_and_others_are_not() -> None:
     assert make_opaque(holder, {}) == ["experts"]
     assert isinstance(holder.experts, OpaqueExperts)
     assert type(holder.plain) is torch.nn.Linear
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_language_adapters_are_opaque_and_the_default_language_is_used(before: bool) -> None:
+    """Built in training mode, with dropout, as models are; the operation computes as in evaluation."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(
+        "xmod",
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        is_decoder=True,
+        languages=["de_DE", "en_XX"],
+        default_language="en_XX",
+        ln_before_adapter=before,
+    )
+    torch.manual_seed(0)
+    plain = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
+    ours = copy.deepcopy(plain)
+    names = make_opaque(ours, hf.portable_config(config))
+    assert [name.rpartition(".")[2] for name in names] == ["output"]
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        expected = plain.eval()(ids, use_cache=False).logits
+        assert torch.equal(ours.eval()(ids, use_cache=False).logits, expected)
+        other = torch.zeros(1, dtype=torch.int64)
+        assert not torch.equal(ours(ids, lang_ids=other, use_cache=False).logits, expected)
