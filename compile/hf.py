@@ -17,6 +17,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 import pwcc.compile.ops.attention  # noqa: F401  registers torch.ops.pwcc.attention
 from pwcc.cache.errors import UsageError, install
+from pwcc.compile.hf_buffers import settle_buffers
 from pwcc.compile.hf_checks import no_interface, require_known_state, require_servable, takes_positions
 from pwcc.compile.hf_opaque import make_opaque
 from pwcc.compile.model_args import unknown_name
@@ -153,6 +154,7 @@ class HFDecoder(nn.Module):
         require_servable(model)
         make_opaque(model, portable_config(model.config))
         require_known_state(model)
+        settle_buffers(model)
         self.model = model
         self._positions = "position_ids" if takes_positions(model) else None
 
