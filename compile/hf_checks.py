@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from torch import nn
 
 from pwcc.cache.errors import ModelError
+from pwcc.compile.hf_sparse import is_sparse, obstacle, selects_keys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,28 +33,18 @@ def require_servable(model: PreTrainedModel) -> None:
     """Raise ``ModelError`` for an architecture that ``pwcc::attention`` on flat tokens cannot serve.
 
     Refused: attention that is not causal, that does not go through AttentionInterface, or that picks its keys
-    by an index of its own, and decoders that number their tokens themselves.
+    by an index in a form that :mod:`pwcc.compile.hf_sparse` does not know, and decoders that number their
+    tokens themselves.
     """
     parts = list(_decoder_modules(model))
+    owners = tuple(f"{name}." for name, module in parts if is_sparse(module))
     for name, module in parts:
         if hasattr(module, "layer_idx") and getattr(module, "is_causal", True) is False:
             raise ModelError(
                 f"{name} is not causal; pwcc::attention attends causally",
                 hint="only causal decoders can be built from a Hugging Face directory",
             )
-        if "Compressor" in type(module).__name__ and "cache" in inspect.signature(module.forward).parameters:
-            raise ModelError(
-                f"{name} ({type(module).__name__}) adds keys of its own, each made of several tokens",
-                where=_definition(type(module)),
-                hint="pwcc::attention has one key for every token; there is no compressed form of it yet",
-            )
-        if "Indexer" in type(module).__name__:
-            raise ModelError(
-                f"{name} ({type(module).__name__}) selects the keys of sparse attention from a mask and a "
-                "cache of its own",
-                where=_definition(type(module)),
-                hint="pwcc::attention sees every key of a window; there is no sparse form of it yet",
-            )
+        _require_known_index(name, module, owners)
     attention = [module for _, module in parts if "Attention" in type(module).__name__]
     own = next((module for module in attention if not _uses_interface(type(module))), None)
     if own is not None:
@@ -70,18 +61,37 @@ def require_servable(model: PreTrainedModel) -> None:
         )
 
 
+def _require_known_index(name: str, module: nn.Module, owners: tuple[str, ...]) -> None:
+    """Raise ``ModelError`` for sparse attention of an unknown form, and for an index outside of attention."""
+    if is_sparse(module):
+        reason = obstacle(module)
+    elif selects_keys(module) and not name.startswith(owners):
+        reason = "selects or adds keys, and no attention holds it"
+    else:
+        return
+    if reason is not None:
+        raise ModelError(
+            f"{name} ({type(module).__name__}) {reason}, so its sparse attention cannot run as pwcc::opaque",
+            where=_definition(type(module)),
+            hint="pwcc::attention sees every key of a window; there is no sparse form of it yet",
+        )
+
+
 def require_known_state(model: PreTrainedModel) -> None:
     """Raise ``ModelError`` for a part that keeps state beside the keys and is not run as ``pwcc::opaque``.
 
     Decoding token by token would go without that state, and answer wrongly. Told by source; call it after
     :func:`~pwcc.compile.hf_opaque.make_opaque`.
     """
+    first: dict[type[nn.Module], str] = {}
     for name, module in _decoder_modules(model):
-        source = _source(type(module))
+        first.setdefault(type(module), name)
+    for cls, name in first.items():
+        source = _source(cls)
         if source is not None and STATE.search(source):
             raise ModelError(
-                f"{name} ({type(module).__name__}) keeps state from token to token that no KV cache holds",
-                where=_definition(type(module)),
+                f"{name} ({cls.__name__}) keeps state from token to token that no KV cache holds",
+                where=_definition(cls),
                 hint=_OWN_MODEL,
             )
 

@@ -1,19 +1,22 @@
 """Serve the Key noun: the modules of Hugging Face models that run eagerly, each as one splitting op.
 
 State-space and linear-attention mixers branch on the token count (they pad it to a chunk) and some experts loop
-over what the router chose, so neither fits into one graph for every size. They are replaced by modules of the
-same tensors and names that call ``pwcc::opaque``.
+over what the router chose, so neither fits into one graph for every size; ``pwcc::attention`` has no form of
+attention that chooses its keys by an index. They are replaced by modules of the same tensors and names that
+call ``pwcc::opaque``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from pwcc.compile.hf_sparse import INDICES, attend, convention_of, packed_dtype, use_eager_attention
 from pwcc.compile.ops.opaque import Call, key_of, register
 
 Form = tuple[type["_Opaque"], Call]
@@ -26,19 +29,32 @@ class _Opaque(nn.Module):
         super().__init__()
         plain = {name: value for name, value in vars(module).items() if name not in vars(self)}
         vars(self).update(plain)  # such as layer_idx, which the layers around it read
-        self._names = tuple(tuple(name.split(".")) for name in register(key, module, call))
+        self._names = tuple(tuple(name.split(".")) for name in register(key, module, call, self._prepare))
         self._parameters.update(module._parameters)
         self._buffers.update(module._buffers)
         self._modules.update(module._modules)
         self._non_persistent_buffers_set |= module._non_persistent_buffers_set
         self._key = key
 
+    @staticmethod
+    def _prepare(template: nn.Module) -> None:
+        """Change the copy of the module that the op runs; here not at all."""
+
     def _run(
-        self, inputs: Sequence[Tensor], *, sequential: bool, width: int | None = None, key: str | None = None
+        self,
+        inputs: Sequence[Tensor],
+        *,
+        sequential: bool,
+        width: int | None = None,
+        key: str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Call the op; ``width`` is the last dimension of what it returns, the first input's if None."""
+        """Call the op; ``width`` is the last dimension of what it returns and ``dtype`` its type.
+
+        Both are the first input's where they are None.
+        """
         shape = inputs[0].shape if width is None else (*inputs[0].shape[:-1], width)
-        out = inputs[0].new_empty(shape)
+        out = inputs[0].new_empty(shape, dtype=dtype)
         weights: list[Tensor] = []
         for path in self._names:
             held: Any = self
@@ -131,6 +147,59 @@ class OpaqueRecurrentBlock(_Opaque):
         return self._run([input_states, position_ids], sequential=True), None
 
 
+class OpaqueSparseAttention(_Opaque):
+    """Attention that chooses or adds keys, over one whole sequence; see :mod:`pwcc.compile.hf_sparse`."""
+
+    def __init__(self, module: nn.Module, key: str, call: Call) -> None:
+        super().__init__(module, key, call)
+        convention = convention_of(module)
+        if convention is None:
+            raise ValueError(f"{key}: expected sparse attention of a known form")
+        self._takes_positions = convention.positions
+        self._rope = convention.rope
+        self._shares = convention.shares
+        self._reads = convention.reads
+        self._chosen = convention.chosen
+
+    @staticmethod
+    def _prepare(template: nn.Module) -> None:
+        use_eager_attention(template)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Any,
+        attention_mask: Tensor | None = None,
+        cache: object = None,
+        position_ids: Tensor | None = None,
+        prev_topk_indices: Tensor | None = None,
+        **_: object,
+    ) -> tuple[Tensor | None, ...]:
+        """Return the mixed states, no weights and, where layers share indices, ``[1, tokens, chosen]`` of them.
+
+        Raise ``ValueError`` for a cache, a mask, or where position ids or indices are missing.
+        """
+        self._stateless(cache, attention_mask)
+        cos, sin = position_embeddings if self._rope is None else position_embeddings[self._rope]
+        given = [hidden_states, cos, sin]
+        if self._takes_positions:
+            given.append(self._required(position_ids, "position_ids"))
+        if self._reads:
+            given.append(self._required(prev_topk_indices, INDICES))
+        if not self._chosen:
+            mixed = self._run(given, sequential=True)
+            return (mixed, None, prev_topk_indices) if self._shares else (mixed, None)
+        size = hidden_states.shape[-1]
+        dtype = packed_dtype(hidden_states)
+        packed = self._run(given, sequential=True, width=size + self._chosen, dtype=dtype)
+        return packed[..., :size].to(hidden_states.dtype), None, packed[..., size:].to(torch.int32)
+
+    def _required(self, given: Tensor | None, name: str) -> Tensor:
+        if given is None:
+            raise ValueError(f"{self._key}: expected {name}")
+        return given
+
+
 class OpaqueExperts(_Opaque):
     """A mixture's experts: every token on its own, so any batch may be mixed."""
 
@@ -195,6 +264,11 @@ def make_opaque(model: nn.Module, configuration: object) -> list[str]:
 
 
 def _form(module: nn.Module) -> Form | None:
+    if isinstance(module, _Opaque):
+        return None
+    convention = convention_of(module)
+    if convention is not None:
+        return OpaqueSparseAttention, partial(attend, convention)
     kind = type(module).__name__
     return next((form for pattern, form in FORMS if pattern.fullmatch(kind)), None)
 
@@ -252,4 +326,4 @@ FORMS: Final[Sequence[tuple[re.Pattern[str], Form]]] = [
         (r"JetMoeMoA", (OpaqueAttentionExperts, _map)),
     )
 ]
-"""Names of classes, and the module that takes such a one's place."""
+"""Names of classes, and the module that takes such a one's place; sparse attention is known otherwise."""

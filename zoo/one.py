@@ -27,6 +27,7 @@ from weights import fill
 import pwcc
 from pwcc.cache.errors import PwccError
 from pwcc.compile import hf
+from pwcc.compile.hf_opaque import OpaqueSparseAttention
 from pwcc.compile.load import lookup
 from pwcc.compile.model_ref import BuiltModel, ModelRef, build, materialize
 from pwcc.compile.ops.blocks import BlockAllocator
@@ -118,7 +119,7 @@ def compare(call: Call, reference: Call) -> float:
 def sensitivity(call: Call, **wrong: Any) -> float:
     """Return how far a wrong attention moves the logits of the longest prompt, in standard deviations.
 
-    Of a model that never attends, the first matrix of its first mixer is made wrong instead.
+    Of a model without ``pwcc::attention``, a matrix of its first opaque mixer or attention is made wrong.
     """
     attended = False
 
@@ -137,10 +138,37 @@ def sensitivity(call: Call, **wrong: Any) -> float:
     with use_forward_context(ForwardContext(kernel=kernel)):
         moved = call(ids, positions)
     if not attended and isinstance(call, nn.Module):
-        matrix = next(p for name, p in call.named_parameters() if "mixer" in name and p.dim() >= 2)
+        matrix = mixing_matrix(call)
         matrix.mul_(1.25)
         moved = call(ids, positions)
         matrix.div_(1.25)
+    return float((moved - right).abs().max() / right.std())
+
+
+def mixing_matrix(model: nn.Module) -> nn.Parameter:
+    """Return the matrix of the first sparse attention's output, else the first of the first mixer."""
+    attention = next((module for module in model.modules() if isinstance(module, OpaqueSparseAttention)), None)
+    if attention is None:
+        return next(p for name, p in model.named_parameters() if "mixer" in name and p.dim() >= 2)
+    return [p for name, p in attention.named_parameters() if "indexer" not in name and p.dim() >= 2][-1]
+
+
+@torch.no_grad()
+def index_sensitivity(call: nn.Module) -> float | None:
+    """Return how far other indices move the logits of the longest prompt; None of a model without an indexer.
+
+    Every matrix of an indexer reads its inputs in reverse order, which changes what is chosen and nothing else.
+    """
+    matrices = [p for name, p in call.named_parameters() if ".indexer." in name and p.dim() >= 2]
+    if not matrices:
+        return None
+    ids, positions = inputs(TOKENS[-1])
+    right = call(ids, positions)
+    for matrix in matrices:
+        matrix.copy_(matrix.flip(-1))
+    moved = call(ids, positions)
+    for matrix in matrices:
+        matrix.copy_(matrix.flip(-1))
     return float((moved - right).abs().max() / right.std())
 
 
@@ -154,10 +182,8 @@ def decoding(call: Call) -> Result:
     """
     sequences = [(ids, positions) for ids, positions in (inputs(9), inputs(5))]
     layout = observe_kv_layout(lambda: call(*sequences[0]))
-    if layout is None:
-        return {"decodes": "no attention"}
     whole = [call(ids, positions) for ids, positions in sequences]
-    cache = layout.cache(num_blocks=8, block_size=4, device="cpu")
+    cache = None if layout is None else layout.cache(num_blocks=8, block_size=4, device="cpu")
     allocator = BlockAllocator(num_blocks=8, block_size=4)
     held = [allocator.allocate(6), allocator.allocate(4)]
     steps = [[(0, 6), (0, 4)], [(6, 7), (4, 5)], [(7, 9)]]
@@ -179,7 +205,7 @@ def decoding(call: Call) -> Result:
         error = float((torch.cat(own) - expected).abs().max() / expected.std())
         if not error <= TOLERANCE:
             raise Wrong(f"decoding over a KV cache moves the logits by {error:.2g} standard deviations")
-    return {"decodes": "yes"}
+    return {"decodes": "no attention" if layout is None else "yes"}
 
 
 def trace_stage(model_type: str, work: Path) -> Result:
@@ -194,6 +220,9 @@ def trace_stage(model_type: str, work: Path) -> Result:
     module = both.module
     result: Result = {"eager_error": compare(module, both.reference)}
     result["sensitivity"] = sensitivity(module, factor=1.25)
+    index = index_sensitivity(module)
+    if index is not None:
+        result["index_sensitivity"] = index
     try:
         result |= decoding(module)
     except PwccError as error:
@@ -239,6 +268,8 @@ def trace_stage(model_type: str, work: Path) -> Result:
         raise Wrong("no call of a splitting op in the graph")
     if result["sensitivity"] < NOTICED:
         raise Wrong(f"a wrong attention scale moves the logits by {result['sensitivity']:.2g} only")
+    if index is not None and index < NOTICED:
+        raise Wrong(f"other indices move the logits by {index:.2g} only")
     return result
 
 

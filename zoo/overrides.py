@@ -27,6 +27,16 @@ INDEXED = {
     "split_ngram_parts": 1,
 }
 
+SLIDING = {
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 4,
+    "swa_q_lora_rank": 32,
+    "swa_kv_lora_rank": 24,
+    "swa_head_dim": 24,
+    "swa_qk_nope_head_dim": 16,
+    "swa_v_head_dim": 20,
+}
+
 DECODER = Override("a BERT is an encoder unless it is told to be a decoder", {"is_decoder": True})
 
 OVERRIDES: Final[Mapping[str, Override]] = {
@@ -55,13 +65,28 @@ OVERRIDES: Final[Mapping[str, Override]] = {
         "the default attention configuration lacks the rotary base that the model reads",
         {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 2.0}},
     ),
-    "dots3_note": Override(
-        "the towers' adapters must have the width of what they connect",
+    "deepseek_v4": Override(
+        "every kind of attention, with several compressed keys at 32 tokens, of which the index chooses two",
         {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+            "mlp_layer_types": ["hash_moe", "moe", "moe"],
+            "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+            "partial_rotary_factor": 0.5,
+            "index_topk": 2,
+            "o_groups": 2,
+            "o_lora_rank": 16,
+        },
+    ),
+    "dots3_note": Override(
+        "the towers' adapters must have the width of what they connect; sliding layers have sizes of their own",
+        {
+            "text_config": SLIDING,
             "vision_config": {"adapter_in_dim": 64, "adapter_out_dim": 64},
             "audio_config": {"adapter_input_size": 64, "adapter_out_dim": 64},
         },
     ),
+    "dots3_note_text": Override("sliding layers have sizes of their own", SLIDING),
     "gemma3n_text": Override(
         "two layers share the keys of the last of each kind before them",
         {
@@ -71,6 +96,15 @@ OVERRIDES: Final[Mapping[str, Override]] = {
             "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
             "intermediate_size": 96,
             "laurel_rank": 8,
+        },
+    ),
+    "glm_moe_dsa": Override(
+        "a layer that uses the keys chosen by the one before",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["indexed_attention"] * 3,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "indexer_types": ["full", "shared", "full"],
         },
     ),
     "granitemoehybrid": Override(
@@ -94,6 +128,15 @@ OVERRIDES: Final[Mapping[str, Override]] = {
     ),
     "mamba2": Override(
         "heads times head size must be the expanded width", {"num_heads": 4, "head_dim": 32, "n_groups": 2}
+    ),
+    "minimax_m3_vl_text": Override(
+        "the default has no layer with an indexer, which chooses two blocks beside the query's own",
+        {
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "index_block_size": 4,
+            "index_topk_blocks": 3,
+            "index_local_blocks": 1,
+        },
     ),
     "nemotron": Override("the default leaves the number of key heads open", {"num_key_value_heads": 2}),
     "nemotron_h": Override("groups must divide the mixer's heads", {"n_groups": 2}),

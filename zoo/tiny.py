@@ -62,6 +62,10 @@ SIZES: Final[Mapping[str, int]] = {
     "qk_rope_head_dim": 8,
     "qk_head_dim": 24,
     "v_head_dim": 20,
+    # indexers, which choose fewer keys than the longest comparison has
+    "index_topk": 8,
+    "index_n_heads": 4,
+    "index_head_dim": HEAD_DIM,
     "hidden_size_per_layer_input": 16,
     "type_vocab_size": 2,
     # state-space and linear-attention mixers

@@ -56,11 +56,14 @@ def key_of(module: nn.Module, name: str, configuration: object) -> str:
     return f"{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def register(key: str, module: nn.Module, call: Call) -> tuple[str, ...]:
+def register(
+    key: str, module: nn.Module, call: Call, prepare: Callable[[nn.Module], None] | None = None
+) -> tuple[str, ...]:
     """Remember how ``key`` is computed; return the names of the tensors that a call must bring, in order.
 
-    Two modules of one key are alike but for their tensors, so the later takes the earlier one's place. It is
-    computed as in evaluation, whatever mode ``module`` is in now: models are built in training mode.
+    Calls run a copy of ``module`` in evaluation mode, whatever mode it is in now (models are built in training
+    mode), which ``prepare`` may change. Two modules of one key are alike but for their tensors, so the later
+    takes the earlier one's place.
     """
     held = [*module.parameters(), *module.buffers()]
     memo: dict[int, Any] = {}
@@ -68,6 +71,8 @@ def register(key: str, module: nn.Module, call: Call) -> tuple[str, ...]:
         empty = torch.empty_like(tensor, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, False) if isinstance(tensor, nn.Parameter) else empty
     template = copy.deepcopy(module, memo).eval()
+    if prepare is not None:
+        prepare(template)
     places = list(_places(template))
     names = tuple(name for name, _, _ in places)
     _templates[key] = _Template(

@@ -33,6 +33,7 @@ def test_the_eager_decoder_equals_transformers_and_a_wrong_scale_is_noticed(
         ("minimax", "keeps state from token to token"),
         ("inkling_text", "keeps state from token to token|expected equal key/value heads"),
         ("dory", "runs more than once in one call"),
+        ("deepseek_v32", "keeps state from token to token"),
         ("jetmoe", None),
     ],
 )
@@ -47,6 +48,26 @@ def test_what_keeps_other_state_never_decodes_wrongly(
     else:
         with pytest.raises(PwccError, match=match):
             one.decoding(both.module)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa", "qwen4_exp_text"])
+def test_sparse_attention_equals_transformers_and_other_indices_are_noticed(
+    zoo: Load, tmp_path: Path, name: str
+) -> None:
+    one = zoo("one")
+    both = one.built(name, tmp_path)
+    assert one.compare(both.module, both.reference) < one.TOLERANCE / 10
+    before = both.module.state_dict()
+    weights = {key: tensor.clone() for key, tensor in before.items()}
+    assert one.sensitivity(both.module, factor=1.25) > one.NOTICED
+    assert one.index_sensitivity(both.module) > 100 * one.NOTICED
+    for key, tensor in weights.items():
+        torch.testing.assert_close(before[key], tensor)
+
+
+def test_a_model_without_an_indexer_has_no_index_sensitivity(zoo: Load, tmp_path: Path) -> None:
+    one = zoo("one")
+    assert one.index_sensitivity(one.built("gpt2", tmp_path).module) is None
 
 
 def test_a_model_that_mixes_the_tokens_of_a_batch_is_noticed(zoo: Load) -> None:

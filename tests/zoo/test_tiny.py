@@ -35,6 +35,8 @@ def test_every_architecture_has_a_tiny_configuration(zoo: Load) -> None:
         ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}),
         ("deepseek_v3", {"qk_nope_head_dim": 16, "v_head_dim": 20, "head_dim": 8, "q_lora_rank": 32}),
         ("bert", {"is_decoder": True}),
+        ("deepseek_v32", {"index_topk": 8, "index_n_heads": 4, "index_head_dim": 16}),
+        ("glm_moe_dsa", {"index_topk": 8, "indexer_types": ["full", "shared", "full"]}),
     ],
 )
 def test_sizes_shrink_by_name(zoo: Load, name: str, expected: dict[str, Any]) -> None:
@@ -42,7 +44,7 @@ def test_sizes_shrink_by_name(zoo: Load, name: str, expected: dict[str, Any]) ->
     assert {key: getattr(config, key) for key in expected} == expected
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "qwen3_next", "gemma4_text"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "qwen3_next", "gemma4_text", "hy_v4"])
 def test_every_kind_of_layer_occurs(zoo: Load, name: str) -> None:
     from transformers import CONFIG_MAPPING
 
