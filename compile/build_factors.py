@@ -38,9 +38,9 @@ _NOT_IN_ENTRIES = frozenset(
     api.py audit.py background.py background_worker.py call.py candidates.py check.py children.py
     compiled_model.py decode_check.py decompiled.py decorator.py decorator_dims.py decorator_eager.py
     decorator_phase.py decorator_state.py differences.py dump.py dump_index.py eager_run.py eligibility.py
-    explain.py frozen.py graph_text.py here.py hf.py hf_buffers.py hf_checks.py hf_opaque.py hit.py levels.py
-    levels_once.py load.py models ops passes precompile.py reader.py receipt.py refusals.py report.py runtime
-    turns.py verify_hit.py verify_numbers.py worker.py workers.py
+    explain.py frozen.py graph_text.py here.py hf.py hf_buffers.py hf_checks.py hf_opaque.py hf_sparse.py hit.py
+    levels.py levels_once.py load.py models ops passes precompile.py reader.py receipt.py refusals.py report.py
+    runtime turns.py verify_hit.py verify_numbers.py worker.py workers.py
     """.split()  # noqa: SIM905 (a table)
 )
 _IN_ENTRIES_TOO = (

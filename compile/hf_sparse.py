@@ -86,8 +86,7 @@ def convention_of(module: nn.Module) -> Convention | None:
 
 
 def use_eager_attention(module: nn.Module) -> None:
-    """Set ``module`` to inference, and the configurations of all its parts to transformers' eager attention."""
-    module.eval()
+    """Set the configurations of all parts of ``module`` to transformers' eager attention."""
     for part in module.modules():
         config: Any = getattr(part, "config", None)
         if hasattr(config, "_attn_implementation"):
