@@ -21,7 +21,7 @@ from pwcc.cache.ids import BlobDigest, blob_digest
 from pwcc.cache.sealed import InputFacts, SealedPiece, TritonKernel
 from pwcc.cache.tuning import PieceTuning, parse_files
 from pwcc.compile import numerics
-from pwcc.compile.layouts import Order, OtherLayout, ask_for, check_layouts
+from pwcc.compile.layouts import Ask, OtherLayout, Run, ask_for, check_layouts
 from pwcc.compile.numerics import NumericsRecord
 from pwcc.compile.ops.custom_ops import write_out
 from pwcc.compile.passes.base import PassContext, PassSpec
@@ -262,17 +262,21 @@ def _laid_out(
     task: PieceTask, blobs: Blobs, scratch: Path, tune_lock: Path | None, *, backed: bool
 ) -> PieceResult:
     """Compile, and once more where outputs lie otherwise than those who read them were compiled for."""
-    orders: dict[int, Order] = {}
+    asks: dict[int, Ask] = {}
     while True:
         try:
-            return _compile(task, blobs, scratch, tune_lock, backed=backed, orders=orders)
+            return _compile(task, blobs, scratch, tune_lock, backed=backed, asks=asks)
         except OtherLayout as found:
-            if found.wrong <= orders.keys():
+            more = {
+                index: Ask(ask.order, ask.own or (index in asks and asks[index].own))
+                for index, ask in found.asks.items()
+            }
+            if all(asks.get(index) == more[index] for index in found.wrong):
                 raise UnsealableError(
                     f"outputs {sorted(found.wrong)} of the piece cannot be laid out as eager's are",
                     hint="call .contiguous() on that tensor before the splitting operation",
                 ) from found
-            orders |= found.orders
+            asks |= more
 
 
 def _compile(
@@ -282,7 +286,7 @@ def _compile(
     tune_lock: Path | None,
     *,
     backed: bool,
-    orders: Mapping[int, Order],
+    asks: Mapping[int, Ask],
 ) -> PieceResult:
     from pwcc.compile.sealing.builder_paths import builder_paths
     from pwcc.compile.sealing.compiled import CompiledPiece
@@ -297,19 +301,20 @@ def _compile(
         options["cpp.cxx"] = (None, str(driver))
     watch = Watch(scratch, task.pins, active=device.type == "cuda")
     with inductor.private_caches(scratch), watch:
-        result, guards, run_passes = _lower(task, device, options, backed=backed, orders=orders)
+        result, guards, run_passes = _lower(task, device, options, backed=backed, asks=asks)
     _refuse_aliased_writes(task, result.mutated_inputs)
     compiled = time.perf_counter()
     size = task.variant.hint
     run: Any = result.run
     with _exclusive(tune_lock), torch.no_grad(), inductor.private_caches(scratch), watch:
         given = sample_inputs(task.graph, size, device, seed=numerics.SEED)
-        got = run(copies(given))
+        taken = copies(given)
+        got = run(list(taken))
         plain = interpret(task.graph, given, device=device)
-        check_layouts(got, plain, given)
+        check_layouts(Run(taken, got), Run(given, plain))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    del given, got, plain
+    del given, taken, got, plain
     tuned = time.perf_counter()
     sizes: dict[BlobDigest, int] = {}
 
@@ -369,11 +374,11 @@ def _lower(
     options: Mapping[str, object],
     *,
     backed: bool,
-    orders: Mapping[int, Order],
+    asks: Mapping[int, Ask],
 ) -> tuple[inductor.InductorResult, tuple[tuple[str, str | None], ...], PassRun]:
     """Compile the rebuilt piece; return it, the conditions on sizes that lowering relies on, and the passes."""
     rebuilt = rebuild(task.graph, task.variant, device, task.lines, backed=backed)
-    ask_for(rebuilt.graph_module, orders)
+    ask_for(rebuilt.graph_module, asks)
     names = _symbol_names(rebuilt.inputs, task.graph.symbols)
     write_out(rebuilt.graph_module, keep=task.custom_ops, device_type=device.type)
     variant = task.variant

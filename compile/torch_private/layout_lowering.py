@@ -2,7 +2,7 @@
 
 Inductor keeps to eager's strides of an output by itself, but not where a stride holds an unbacked symbol: it
 then chooses freely, also for a ``clone`` with a memory format. Run on torch 2.11.0 and 2.13.0. Private names
-used: ``_inductor.lowering.register_lowering`` and ``ir.ExternKernel.require_stride_order``.
+used: ``_inductor.lowering.register_lowering``, ``lowering.clone``, ``ir.ExternKernel.require_stride_order``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from pwcc.compile.ops.registration import Operator, register
 
 
-def eager(x: Tensor, order: Sequence[int]) -> Tensor:
+def eager(x: Tensor, order: Sequence[int], own: bool) -> Tensor:
     """Return a copy of ``x`` whose dimensions lie in memory as ``order`` lists them, the slowest first."""
     back = sorted(range(len(order)), key=order.__getitem__)
     return x.permute(*order).clone(memory_format=torch.contiguous_format).permute(*back)
 
 
-_LIBRARY = register({"laid_out": Operator("(Tensor x, int[] order) -> Tensor", eager, eager, eager)})
+_LIBRARY = register({"laid_out": Operator("(Tensor x, int[] order, bool own) -> Tensor", eager, eager, eager)})
 
 
 @functools.cache
@@ -35,8 +35,11 @@ def install() -> None:
     register_lowering(overload, type_promotion_kind=None)(_lower)
 
 
-def _lower(x: Any, order: Sequence[int]) -> Any:
-    from torch._inductor import ir
+def _lower(x: Any, order: Sequence[int], own: bool) -> Any:
+    from torch._inductor import ir, lowering
 
+    if own:
+        clone: Any = lowering.clone
+        x = clone(x)
     ranks = {dim: len(order) - 1 - place for place, dim in enumerate(order)}  # 0 is the fastest
     return ir.ExternKernel.require_stride_order(x, [ranks[dim] for dim in range(len(order))])

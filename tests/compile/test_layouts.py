@@ -10,26 +10,34 @@ from torch import Tensor, fx, nn
 
 import pwcc
 from pwcc.cache.errors import UnsealableError
-from pwcc.compile.layouts import OtherLayout, ask_for, check_layouts
+from pwcc.compile.layouts import Ask, OtherLayout, Run, ask_for, check_layouts
 
 
 def test_only_strides_that_matter_are_compared() -> None:
     x = torch.randn(3, 1, 4)
     same = x.as_strided((3, 1, 4), (4, 77, 1))
-    check_layouts([x, x[:0], 3], [same, x[:0].clone(), 3], [])
+    check_layouts(Run([], [x, x[:0], 3]), Run([], [same.clone(), x[:0].clone(), 3]))
 
 
 def test_the_order_of_every_output_with_memory_of_its_own_comes_with_a_wrong_one() -> None:
-    x = torch.randn(3, 1, 4)
-    turned = torch.randn(4, 1, 3).permute(2, 1, 0)
-    shared = torch.randn(6, 2)
+    x, turned, shared = torch.randn(3, 1, 4), torch.randn(4, 1, 3).permute(2, 1, 0), torch.randn(6, 2)
+    outputs = [x, x.clone(), 3, shared, shared[1:]]
     with pytest.raises(OtherLayout, match=r"outputs \[1\] lie otherwise") as raised:
-        check_layouts([x, x, 3, shared, shared[1:]], [x, turned, 3, shared, shared[1:]], [x])
+        check_layouts(Run([x], outputs), Run([x], [x, turned, 3, shared, shared[1:]]))
     assert raised.value.wrong == {1}
-    assert raised.value.orders == {1: (1, 2, 0)}
+    assert raised.value.asks == {1: ((1, 2, 0), False)}
     with pytest.raises(OtherLayout) as raised:
-        check_layouts([x, x, shared], [x, turned, shared], [])
-    assert raised.value.orders == {0: (0, 1, 2), 1: (1, 2, 0), 2: (0, 1)}
+        check_layouts(Run([], [x, x.clone(), shared]), Run([], [x, turned, shared]))
+    assert raised.value.asks == {0: ((0, 1, 2), False), 1: ((1, 2, 0), False), 2: ((0, 1), False)}
+
+
+def test_memory_that_is_new_in_eager_must_be_new() -> None:
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    check_layouts(Run([x], [x, x[1:]]), Run([y], [y, y[1:]]))
+    with pytest.raises(OtherLayout) as raised:
+        check_layouts(Run([x], [x, y, y]), Run([x], [x.clone(), y, y.clone()]))
+    assert raised.value.wrong == {0, 2}, "the first of two outputs may keep their memory"
+    assert raised.value.asks == {0: ((0, 1), True), 1: ((0, 1), False), 2: ((0, 1), True)}
 
 
 def test_a_layout_with_holes_is_refused() -> None:
@@ -37,14 +45,14 @@ def test_a_layout_with_holes_is_refused() -> None:
     with pytest.raises(
         UnsealableError, match=r"output 0 of the piece has strides \[4, 1\], where eager's has \[8, 1\]"
     ):
-        check_layouts([x[:, :4].contiguous()], [x[:, :4]], [])
+        check_layouts(Run([], [x[:, :4].contiguous()]), Run([], [x[:, :4]]))
 
 
 def test_a_graph_gives_the_layout_that_is_asked_for() -> None:
     module = fx.symbolic_trace(lambda x: (x * 2, x + 1))
     module.graph.lint()
     x = torch.randn(2, 3, 4)
-    ask_for(module, {1: (1, 2, 0)})
+    ask_for(module, {1: Ask((1, 2, 0))})
     one, two = module(x)
     assert torch.equal(one, x * 2)
     assert torch.equal(two, x + 1)
@@ -96,3 +104,30 @@ def test_a_sum_of_two_layouts_over_a_cut_equals_eager(tmp_path: Path) -> None:
         for got, wanted in zip(results, expected, strict=True):
             torch.testing.assert_close(got, wanted)
             assert size == 1 or got.stride() == wanted.stride()
+
+
+class Nothing(nn.Module):
+    """Results that Inductor's rewriting makes one tensor: an input, a weight, or each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.zeros_like(x) + x, self.scale + 0, x * 2, x * 2
+
+
+@pytest.mark.slow
+def test_results_share_no_memory_that_eagers_do_not(tmp_path: Path) -> None:
+    model = Nothing().eval()
+    pwcc.precompile(
+        model, cache_dir=tmp_path, inputs=lambda tokens: (torch.randn(tokens, 8),), max_tokens=16, jobs=1
+    )
+    compiled = pwcc.load(model, cache_dir=tmp_path)
+    for size in (1, 2, 16):
+        x = torch.randn(size, 8)
+        with torch.no_grad():
+            results, expected = compiled(x), model(x)
+        assert all(map(torch.equal, results, expected))
+        memory = {tensor.untyped_storage().data_ptr() for tensor in (x, model.scale, *results)}
+        assert len(memory) == 6
