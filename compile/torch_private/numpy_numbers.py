@@ -1,7 +1,8 @@
 """Dynamo: NumPy functions of constants, such as ``np.sqrt(64)``, which a trace computes again in its graph.
 
-Run on torch 2.13.0+cpu. Private names used: ``numpy_to_tensor_wrapper`` and ``numpy_operator_wrapper`` of
-``torch._dynamo.utils``. Where they do not exist such calls stay in the graph and are refused there by name.
+Run on torch 2.13.0+cpu. Private names used: ``numpy_to_tensor_wrapper``, ``numpy_operator_wrapper`` and
+``numpy_method_wrapper`` of ``torch._dynamo.utils``. Where they do not exist such calls stay in the graph and
+are refused there by name.
 """
 
 from __future__ import annotations
@@ -12,38 +13,78 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo import utils
 
-_NAMES = ("numpy_to_tensor_wrapper", "numpy_operator_wrapper")
-_WRAPPERS: tuple[Any, ...] = tuple(getattr(utils, name) for name in _NAMES if hasattr(utils, name))
+_FUNCTION, _OPERATOR, _METHOD = (
+    getattr(utils, f"numpy_{kind}_wrapper", ()) for kind in ("to_tensor", "operator", "method")
+)
+_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
+"""What makes a tensor of a NumPy number's own type, in eager too."""
 
 
 def fold_numbers(module: fx.GraphModule) -> None:
     """Replace every NumPy function of constants in a traced graph by the number that it gives.
 
-    What Dynamo calls there has no name by which another process finds it.
+    What Dynamo calls there has no name by which another process finds it. A number whose place another type
+    would come out of than in eager stays, to be refused: there it is a Python number, in the graph a tensor.
     """
-    graph, numbers = module.graph, dict[fx.Node, Tensor]()
-    for node in list(graph.nodes):
+    graph, numbers = module.graph, dict[fx.Node, Any]()
+    for node in graph.nodes:
         value = _value(node, numbers)
-        if value is None:
-            continue
-        with graph.inserting_before(node):
-            form: Any = {"dtype": value.dtype, "device": value.device}
-            number = graph.call_function(torch.full, ((), value.item()), form)
-        number.meta = node.meta
-        node.replace_all_uses_with(number)
-        graph.erase_node(node)
-        numbers[number] = value
-    for number in reversed(numbers):
-        if not number.users:
-            graph.erase_node(number)
+        if value is not None:
+            numbers[node] = value
+    for node, value in reversed(numbers.items()):
+        if all(user in numbers or _same_type(user, node) for user in node.users):
+            if node.users:
+                with graph.inserting_before(node):
+                    form: Any = {"dtype": _dtype(value), "device": torch.device("cpu")}
+                    number = graph.call_function(torch.full, ((), value.item()), form)
+                number.meta = node.meta
+                node.replace_all_uses_with(number)
+            graph.erase_node(node)
 
 
-def _value(node: fx.Node, numbers: dict[fx.Node, Tensor]) -> Tensor | None:
-    """Return what a NumPy function of constants and of ``numbers`` gives, if it is one number."""
-    if node.op != "call_function" or not isinstance(node.target, _WRAPPERS):
+def _value(node: fx.Node, numbers: dict[fx.Node, Any]) -> Any:
+    """Return what NumPy itself gives for a function of constants and of ``numbers``; None unless one number.
+
+    Arrays without dimensions are none: they are written in place, and other rules of types hold for them.
+    """
+    if node.op != "call_function" or any(given not in numbers for given in node.all_input_nodes):
         return None
-    if any(given not in numbers for given in node.all_input_nodes):
+    if not isinstance(node.target, (_FUNCTION, _OPERATOR)):
         return None
+    import numpy as np
+
+    target: Any = node.target
+    run: Any = target.op if isinstance(target, _OPERATOR) else getattr(np, target.f.__name__, None)
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: numbers[given])
-    value = node.target(*args, **kwargs)
-    return value if isinstance(value, Tensor) and not value.dim() else None
+    try:
+        with np.errstate(all="ignore"):
+            value = run(*args, **kwargs)
+    except Exception:  # noqa: BLE001 (whatever NumPy does not take is no number)
+        return None
+    example = node.meta.get("example_value")
+    if not isinstance(value, np.generic) or not isinstance(example, Tensor) or example.dim():
+        return None
+    return value if _dtype(value) == example.dtype else None
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    try:
+        return torch.as_tensor(value).dtype
+    except TypeError:  # a type that torch lacks
+        return None
+
+
+def _same_type(user: fx.Node, number: fx.Node) -> bool:
+    """Tell whether ``user`` gives the same type for a tensor without dimensions and for a Python number."""
+    if user.target in _FROM_DATA or isinstance(user.target, (_FUNCTION, _OPERATOR, _METHOD)):
+        return True
+    rank = _rank(number.meta["example_value"])
+    others = (given.meta.get("example_value") for given in user.all_input_nodes if given is not number)
+    return any(isinstance(other, Tensor) and other.dim() and _rank(other) >= rank for other in others)
+
+
+def _rank(tensor: Tensor) -> int:
+    """Return the place of a tensor's type among bool, whole, floating-point and complex numbers."""
+    if tensor.dtype is torch.bool:
+        return 0
+    return 3 if tensor.is_complex() else 2 if tensor.is_floating_point() else 1
