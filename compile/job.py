@@ -236,7 +236,7 @@ class Job:
         for item in traced:
             first: dict[FactorDigest, PieceStep] = {}
             for piece in item.program.pieces:
-                first.setdefault(piece.graph.digest, piece)
+                first[piece.graph.digest] = _of_both(first.get(piece.graph.digest, piece), piece)
             for variant in item.variants:
                 for digest, piece in first.items():
                     if (digest, variant) not in known:
@@ -289,11 +289,21 @@ class Job:
             tuned=tuned,
             lines=piece.lines,
             alias_groups=piece.alias_groups,
+            shared=piece.shared,
             passes=self._request.options.passes,
             custom_ops=self._request.options.custom_ops,
             dump=None if self._dump is None else str(piece_folder(self._dump.resolve(), name, variant)),
             pins={} if self._pins is None else self._pins.files,
         )
+
+
+def _of_both(first: PieceStep, other: PieceStep) -> PieceStep:
+    """Return the first of two calls of one piece with the memory that either's tensors share."""
+    return replace(
+        first,
+        alias_groups=tuple(dict.fromkeys((*first.alias_groups, *other.alias_groups))),
+        shared=tuple(dict.fromkeys((*first.shared, *other.shared))),
+    )
 
 
 def _named(traced: Sequence[Traced], results: Results) -> dict[str, PieceResult]:

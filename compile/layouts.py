@@ -91,6 +91,27 @@ def _sharing(run: Run, index: int) -> set[int]:
     return {place for place in memory if place != index and memory[place] == memory.get(index)}
 
 
+def check_sharing(got: Sequence[object], wanted: Sequence[object], groups: Sequence[Sequence[int]]) -> None:
+    """Compare the memory of outputs that must share it, by position, with eager's.
+
+    A copy that gives one output its layout parts it from its views, which are to see what is written later.
+
+    Raises:
+        UnsealableError: outputs share memory in eager only.
+    """
+    for group in groups:
+        if _shares(wanted, group) and not _shares(got, group):
+            raise UnsealableError(
+                f"outputs {list(group)} of the piece share memory in eager and do not where laid out as there",
+                hint="make the views after the splitting operation, of one tensor, or return copies",
+            )
+
+
+def _shares(values: Sequence[object], group: Sequence[int]) -> bool:
+    tensors = [one for index in group if isinstance(one := values[index], torch.Tensor) and one.numel()]
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < 2
+
+
 def _order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     strides = tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))

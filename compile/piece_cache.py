@@ -52,6 +52,8 @@ class PieceCache:
             "custom ops": list(task.custom_ops),
             "factors": self._factors,
         }
+        if task.shared:
+            parts["shared"] = [list(group) for group in task.shared]
         if behind := code_behind(task.graph.ops):
             parts["behind"] = behind
         return PieceKey(factor_digest(strict.canonical(parts)))

@@ -21,7 +21,7 @@ from pwcc.cache.ids import BlobDigest, blob_digest
 from pwcc.cache.sealed import InputFacts, SealedPiece, TritonKernel
 from pwcc.cache.tuning import PieceTuning, parse_files
 from pwcc.compile import numerics
-from pwcc.compile.layouts import Ask, OtherLayout, Run, ask_for, check_layouts
+from pwcc.compile.layouts import Ask, OtherLayout, Run, ask_for, check_layouts, check_sharing
 from pwcc.compile.numerics import NumericsRecord
 from pwcc.compile.ops.custom_ops import write_out
 from pwcc.compile.passes.base import PassContext, PassSpec
@@ -46,10 +46,11 @@ class PieceTask:
     """What one compile needs: the graph, the variant, the device, Inductor's options and required CPU flags.
 
     ``lines`` are the user's source lines per node, for messages only. ``alias_groups`` are positions of
-    inputs that share memory in the program; none of them may be written by the piece. ``passes`` run in
-    their order; ``custom_ops`` are pwcc's own operators that keep their kernels, the others are written out;
-    ``dump`` is a directory for Inductor's code and the text of what passes changed. ``pins`` are files of an
-    earlier compile's tuning, whose choices are not timed again.
+    inputs that share memory in the program; none of them may be written by the piece. ``shared`` are positions
+    of outputs that must share memory where eager's do. ``passes`` run in their order; ``custom_ops`` are pwcc's
+    own operators that keep their kernels, the others are written out; ``dump`` is a directory for Inductor's
+    code and the text of what passes changed. ``pins`` are files of an earlier compile's tuning, whose choices
+    are not timed again.
     """
 
     name: str
@@ -62,6 +63,7 @@ class PieceTask:
     tuned: bool = False
     lines: tuple[str | None, ...] = ()
     alias_groups: tuple[tuple[int, ...], ...] = ()
+    shared: tuple[tuple[int, ...], ...] = ()
     passes: tuple[PassSpec, ...] = ()
     custom_ops: tuple[str, ...] = ()
     dump: str | None = None
@@ -81,6 +83,7 @@ class PieceTask:
                 "tuned": self.tuned,
                 "lines": list(self.lines),
                 "alias_groups": [list(group) for group in self.alias_groups],
+                "shared": [list(group) for group in self.shared],
                 "passes": [spec.to_json() for spec in self.passes],
                 "custom_ops": list(self.custom_ops),
                 "dump": self.dump,
@@ -107,6 +110,7 @@ class PieceTask:
                 "lines", lambda value, where: None if value is None else strict.as_str(value, where)
             ),
             alias_groups=fields.list_("alias_groups", _as_group),
+            shared=fields.list_("shared", _as_group),
             passes=fields.list_("passes", PassSpec.parse),
             custom_ops=fields.list_("custom_ops", strict.as_str),
             dump=fields.opt_str("dump"),
@@ -312,6 +316,7 @@ def _compile(
         got = run(list(taken))
         plain = interpret(task.graph, given, device=device)
         check_layouts(Run(taken, got), Run(given, plain))
+        check_sharing(got, plain, task.shared)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     del given, taken, got, plain

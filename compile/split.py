@@ -7,6 +7,7 @@ hold wherever an operation lands (see :mod:`pwcc.compile.regions`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,12 +21,13 @@ from pwcc.compile.encoding import Encoder, leaves, nearest_line, qualified_name
 from pwcc.compile.origins import ArgumentInput, WeightInput
 from pwcc.compile.piece_graph import PieceGraph, PieceInput, SymbolInput, TensorInput
 from pwcc.compile.piece_writer import PieceWriter
-from pwcc.compile.rederive import derive_views_again
+from pwcc.compile.rederive import derive_views_again, may_write
 from pwcc.compile.regions import Regions, State, is_enter, is_exit
 from pwcc.compile.runtime.calling import TOKENS
 from pwcc.compile.segments import SplittingOps, is_tensor, operation_name, segments
 from pwcc.compile.sizes import Sizes
 from pwcc.compile.steps import EagerStep, PieceStep, Program, Ref, SizeOutput, Step
+from pwcc.compile.torch_private.writes import schema_writes, storage, written_arguments
 from pwcc.compile.trace import Trace
 
 DEFAULT_SPLITTING_OPS = ("pwcc::attention", "pwcc::opaque")
@@ -207,6 +209,7 @@ class _Splitter:
                 outputs=tuple(self._new_value(node) for node in leaving),
                 lines=tuple(writer.lines),
                 alias_groups=_alias_groups(external, len(sizes)),
+                shared=_shared_outputs(leaving, later, results),
                 nodes=tuple(node.name for node in members),
             )
         )
@@ -305,3 +308,28 @@ def _alias_groups(external: Sequence[fx.Node], first: int) -> tuple[tuple[int, .
         storage = node.meta["example_value"].untyped_storage()._cdata
         groups.setdefault(storage, []).append(first + index)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def _shared_outputs(
+    leaving: Sequence[fx.Node], later: set[fx.Node], results: Sequence[object]
+) -> tuple[tuple[int, ...], ...]:
+    """Group a piece's outputs of one storage where that is seen: written later, or returned more than once."""
+    groups: dict[int, list[int]] = {}
+    for index, node in enumerate(leaving):
+        groups.setdefault(storage(node.meta["example_value"]), []).append(index)
+    if len(groups) == len(leaving):
+        return ()
+    returned = {node: None for node in results if isinstance(node, fx.Node) and is_tensor(node)}
+    seen = Counter(storage(node.meta["example_value"]) for node in returned)
+    written = {
+        storage(used.meta["example_value"])
+        for node in later
+        if may_write(node)
+        for used in (node.all_input_nodes if schema_writes(node.target) is None else written_arguments(node))
+        if is_tensor(used)
+    }
+    return tuple(
+        tuple(group)
+        for memory, group in groups.items()
+        if len(group) > 1 and (memory in written or seen[memory] > 1)
+    )

@@ -27,8 +27,9 @@ class SizeOutput:
 class PieceStep:
     """Call a piece: which graph, the program symbols for its own, tensors in, values out.
 
-    ``alias_groups`` are positions among the graph's inputs of tensors that share memory. ``nodes`` name the
-    nodes of the traced graph that it was made of.
+    ``alias_groups`` are positions among the graph's inputs of tensors that share memory; ``shared`` those among
+    its outputs of tensors whose common memory is written later or returned twice. ``nodes`` name the nodes of
+    the traced graph that it was made of.
     """
 
     graph: PieceGraph
@@ -37,6 +38,7 @@ class PieceStep:
     outputs: tuple[int, ...]
     lines: tuple[str | None, ...] = field(compare=False)
     alias_groups: tuple[tuple[int, ...], ...] = ()
+    shared: tuple[tuple[int, ...], ...] = ()
     nodes: tuple[str, ...] = field(default=(), compare=False)
 
 

@@ -21,7 +21,7 @@ def written(graph: fx.Graph, fakes: Mapping[int, Any]) -> set[int]:
     storages = {key: fake.untyped_storage()._cdata for key, fake in fakes.items()}
     found = {key for key, fake in fakes.items() if fake._version > 0}
     for node in graph.nodes:
-        for used in _written_arguments(node):
+        for used in written_arguments(node):
             value = used.meta.get("example_value")
             if isinstance(value, torch.Tensor):
                 found.update(key for key, cdata in storages.items() if value.untyped_storage()._cdata == cdata)
@@ -52,7 +52,7 @@ def schema_writes(target: Any) -> bool | None:
     return None
 
 
-def _written_arguments(node: fx.Node) -> Iterator[fx.Node]:
+def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
     """Yield what an operator writes by its schema, or a Triton kernel by its record.
 
     Splitting operations and kernels do not count versions up.

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 import pwcc
 from pwcc.cache.errors import UnsealableError
-from pwcc.compile.layouts import Ask, OtherLayout, Run, ask_for, check_layouts
+from pwcc.compile.layouts import Ask, OtherLayout, Run, ask_for, check_layouts, check_sharing
 
 
 def test_only_strides_that_matter_are_compared() -> None:
@@ -46,6 +46,19 @@ def test_a_layout_with_holes_is_refused() -> None:
         UnsealableError, match=r"output 0 of the piece has strides \[4, 1\], where eager's has \[8, 1\]"
     ):
         check_layouts(Run([], [x[:, :4].contiguous()]), Run([], [x[:, :4]]))
+
+
+def test_outputs_that_are_to_share_memory_and_do_not_are_refused() -> None:
+    x, empty = torch.randn(3, 8), torch.empty(0)
+    shared = [x, x.t(), empty, 3]
+    check_sharing(shared, shared, [(0, 1, 2)])
+    parted = [x.clone(), *shared[1:]]
+    check_sharing(parted, shared, [])
+    check_sharing(parted, parted, [(0, 1)])
+    with pytest.raises(
+        UnsealableError, match=r"outputs \[0, 1\] of the piece share memory in eager and do not"
+    ):
+        check_sharing(parted, shared, [(0, 1)])
 
 
 def test_a_graph_gives_the_layout_that_is_asked_for() -> None:
@@ -131,3 +144,29 @@ def test_results_share_no_memory_that_eagers_do_not(tmp_path: Path) -> None:
         assert all(map(torch.equal, results, expected))
         memory = {tensor.untyped_storage().data_ptr() for tensor in (x, model.scale, *results)}
         assert len(memory) == 6
+
+
+class Views(Heads):
+    """A tensor in eager's layout and a view of it, through which what follows the cut is to see a write."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        q = self.lin(x).view(1, n, -1, 16).transpose(1, 2)
+        q = q * self.cos[:n] + torch.cat([-q[..., 8:], q[..., :8]], -1) * 0.5
+        shared = q.repeat(1, 2, 1, 1)
+        rows = shared.transpose(1, 2)
+        torch.ops.pwcctest.attend(rows, rows)
+        return shared, rows, shared.flatten(0)
+
+
+@pytest.mark.slow
+def test_a_layout_that_would_part_a_tensor_from_its_view_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsealableError, match="share memory in eager"):
+        pwcc.precompile(
+            Views().eval(),
+            cache_dir=tmp_path,
+            inputs=lambda tokens: (torch.randn(tokens, 32),),
+            max_tokens=16,
+            splitting_ops=("pwcctest::attend",),
+            jobs=1,
+        )

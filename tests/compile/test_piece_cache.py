@@ -91,6 +91,7 @@ def test_names_and_lines_are_not_in_the_key(cache: PieceCache, same: PieceTask) 
         replace(TASK, cpu_flags=("avx2", "fma")),
         replace(TASK, tuned=True),
         replace(TASK, alias_groups=((1, 2),)),
+        replace(TASK, shared=((0, 1),)),
         replace(TASK, passes=resolve("noop")),
         replace(TASK, custom_ops=("rms_norm",)),
     ],

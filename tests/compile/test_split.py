@@ -501,3 +501,24 @@ def test_no_tensor_operation(traced: TraceModel) -> None:
     with pytest.raises(TraceError, match="no tensor operation") as raised:
         traced(make(forward))
     assert __file__ in str(raised.value.where)
+
+
+def test_outputs_of_one_memory_that_is_written_later_or_returned_twice_are_told(traced: TraceModel) -> None:
+    def written(self: Any, x: Tensor) -> Tensor:
+        y = self.lin(x).cos()
+        rows, other = y.t(), y * 2
+        torch.ops.pwcctest.attend(other, rows)
+        return y  # type: ignore[no-any-return]
+
+    def read(self: Any, x: Tensor) -> Tensor:
+        y = self.lin(x).cos()
+        return attend(y.t()).t() + y  # type: ignore[no-any-return]
+
+    def returned(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.lin(x).cos()
+        turned = y.t()
+        return attend(y), y, turned
+
+    for forward, groups in ((written, ((0, 1),)), (read, ()), (returned, ((0, 1),))):
+        (item,) = traced(make(forward))
+        assert item.program.pieces[0].shared == groups, forward.__name__
