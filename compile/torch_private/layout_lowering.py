@@ -20,7 +20,7 @@ from pwcc.compile.ops.registration import Operator, register
 def eager(x: Tensor, order: Sequence[int], own: bool) -> Tensor:
     """Return a copy of ``x`` whose dimensions lie in memory as ``order`` lists them, the slowest first."""
     back = sorted(range(len(order)), key=order.__getitem__)
-    return x.permute(*order).clone(memory_format=torch.contiguous_format).permute(*back)
+    return x.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(back)
 
 
 _LIBRARY = register({"laid_out": Operator("(Tensor x, int[] order, bool own) -> Tensor", eager, eager, eager)})

@@ -73,6 +73,15 @@ def test_a_graph_gives_the_layout_that_is_asked_for() -> None:
     assert two.permute(1, 2, 0).is_contiguous()
 
 
+def test_a_number_may_be_asked_for_beside_other_outputs() -> None:
+    module = fx.symbolic_trace(lambda x: (x.sum(), x + 1))
+    x = torch.randn(2, 3)
+    ask_for(module, {0: (), 1: (1, 0)})
+    total, other = module(x)
+    assert torch.equal(total, x.sum())
+    assert other.t().is_contiguous()
+
+
 class Heads(nn.Module):
     """Rotary attention as many decoders write it, read before and after a cut in two layouts."""
 
