@@ -93,16 +93,25 @@ class _Handler(logging.StreamHandler[Any]):
         super().__init__(sys.stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if any(_on_terminal(handler, record) for handler in logging.getLogger().handlers):
+        if any(_on_terminal(handler, record) for handler in _handlers(record.name) if handler is not self):
             return
         self.stream = sys.stderr
         super().emit(record)
 
 
+def _handlers(name: str) -> Iterator[logging.Handler]:
+    """Yield the handlers that a record of the logger ``name`` reaches."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        yield from logger.handlers
+        logger = logger.parent if logger.propagate else None
+
+
 def _on_terminal(handler: logging.Handler, record: logging.LogRecord) -> bool:
-    """Tell whether a handler of the host's writes ``record`` to stderr or stdout."""
+    """Tell whether a handler of the host's, one without filters, writes ``record`` to stderr or stdout."""
     stream = getattr(handler, "stream", None)
-    return stream in (sys.stderr, sys.stdout) and record.levelno >= handler.level
+    on_terminal = stream in (sys.stderr, sys.stdout) and not handler.filters
+    return on_terminal and record.levelno >= handler.level
 
 
 @contextlib.contextmanager

@@ -115,6 +115,27 @@ def test_lines_that_the_host_writes_to_the_terminal_are_not_written_twice(
     assert err.count("the host would not") == 1
 
 
+def test_lines_that_the_hosts_handlers_may_drop_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry.configure({"PWCC_LOG": "info"})
+    host, program = logging.StreamHandler(), logging.getLogger("pwcc")
+    host.addFilter(lambda record: not record.name.startswith("pwcc"))
+    apart = logging.StreamHandler()
+    logging.getLogger().addHandler(host)
+    try:
+        logging.getLogger("pwcc.load").info("the host drops this")
+        host.filters.clear()
+        program.propagate = False
+        logging.getLogger("pwcc.load").info("the host never gets this")
+        program.addHandler(apart)
+        logging.getLogger("pwcc.load").info("a handler of its own")
+    finally:
+        program.propagate = True
+        program.removeHandler(apart)
+        logging.getLogger().removeHandler(host)
+    err = capsys.readouterr().err
+    assert [err.count(text) for text in ("drops this", "never gets this", "of its own")] == [1, 1, 1]
+
+
 def test_nothing_is_said_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry.configure({})
     with span("compile.trace"):
