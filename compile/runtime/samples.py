@@ -152,7 +152,7 @@ def relative_error(got: Sequence[object], reference: Sequence[object]) -> float:
 
 def _tensor_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     if theirs.is_complex() and ours.is_complex():
-        ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs)
+        ours, theirs = (torch.view_as_real(one.resolve_conj()) for one in (ours, theirs))
     if not theirs.is_floating_point():
         return 0.0 if torch.equal(ours, theirs.to(ours.dtype)) else math.inf
     if theirs.element_size() == 1:  # float8 has few operations of its own

@@ -177,3 +177,9 @@ def test_no_index_is_drawn_twice_where_there_are_enough() -> None:
         assert isinstance(drawn, torch.Tensor)
         assert len(set(drawn.tolist())) == size
         assert int(drawn.max()) < 64
+
+
+def test_lazily_conjugated_tensors_are_compared() -> None:
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    assert relative_error([x.conj()], [x.conj().resolve_conj()]) == 0
+    assert relative_error([x], [x.conj()]) > 0.1
