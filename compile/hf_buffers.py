@@ -36,6 +36,21 @@ class Settled(nn.Module):
                 f"and it is {held.dtype} on {held.device}"
             )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as the class that it comes before: this one has no name by which it is found."""
+        made: Any = super().__reduce_ex__(2)
+        return _empty, (type(self).__mro__[2], self._settled), *made[2:]
+
+
+def _empty(cls: type[nn.Module], settled: frozenset[str]) -> nn.Module:
+    before = _settled_class(cls, settled)
+    return before.__new__(before)
+
+
+def _settled_class(cls: type[nn.Module], settled: frozenset[str]) -> type[nn.Module]:
+    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (Settled, cls), {**own, "_settled": settled})
+
 
 def settle_buffers(model: PreTrainedModel) -> list[str]:
     """Leave out the assignments by which parts of ``model`` move their buffers; return the buffers' names.
@@ -49,9 +64,7 @@ def settle_buffers(model: PreTrainedModel) -> list[str]:
             module._buffers[name] = _plain(module._buffers[name], model)
             names.append(f"{prefix}.{name}" if prefix else name)
         if moved:
-            cls = type(module)
-            own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-            module.__class__ = type(cls.__name__, (Settled, cls), {**own, "_settled": frozenset(moved)})
+            module.__class__ = _settled_class(type(module), frozenset(moved))
     return names
 
 
@@ -70,7 +83,7 @@ def moved_names(forward: Callable[..., object]) -> set[str]:
 
 
 def _candidates(module: nn.Module) -> set[str]:
-    own = type(module).__module__.startswith("transformers.models.")
+    own = type(module).__module__.startswith("transformers.models.") and not isinstance(module, Settled)
     return moved_names(type(module).forward) if own and module._buffers else set()
 
 

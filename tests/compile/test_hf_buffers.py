@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 from typing import Any
 
 import pytest
@@ -37,6 +38,18 @@ def test_ctrl_computes_the_same_and_rebinds_nothing(dtype: torch.dtype, toleranc
     assert ours.get_buffer("model.transformer.pos_encoding") is before
     assert torch.equal(before, plain.transformer.pos_encoding)  # as its first call left it
     torch.testing.assert_close(logits, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_settled_model_is_settled_once_and_pickles() -> None:
+    from transformers import AutoConfig
+
+    ours = hf.HFDecoder(hf.build_causal_lm(AutoConfig.for_model("ctrl", **TINY))).eval()
+    again = pickle.loads(pickle.dumps(hf.HFDecoder(ours.model).eval()))
+    before = again.get_buffer("model.transformer.pos_encoding")
+    ids = torch.arange(5)
+    with torch.no_grad():
+        assert torch.equal(again(ids, ids), ours(ids, ids))
+    assert again.get_buffer("model.transformer.pos_encoding") is before
 
 
 def test_a_move_that_would_change_something_is_refused() -> None:
