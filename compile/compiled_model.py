@@ -158,9 +158,8 @@ class CompiledModel:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Inclusive ranges of sizes that a dynamic variant serves, ascending."""
-        spans = {(v.low, v.high) for program in self._programs for v in program.variants if not v.static}
-        return tuple(sorted(spans))
+        """Inclusive ranges of sizes that a variant serves, ascending; a static one's begins where it ends."""
+        return tuple(sorted({(v.low, v.high) for program in self._programs for v in program.variants}))
 
     @property
     def programs(self) -> tuple[LoadedProgram, ...]:

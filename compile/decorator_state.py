@@ -195,7 +195,7 @@ class ModuleState:
         if compiled is not None:
             self._swap(compiled)
             self._phase = Phase.SERVING
-            lacks_ranges = not held_apart(ranges, compiled.ranges)
+            lacks_ranges = not held_apart(ranges, compiled.ranges, compiled.sizes)
             if config.mode == "load" or (set(sizes) <= set(compiled.sizes) and not lacks_ranges):
                 return
         else:

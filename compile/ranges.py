@@ -59,9 +59,18 @@ def serves(ranges: Sequence[Range], sizes: Sequence[int], size: int) -> bool:
     return not ranges or size in sizes or any(low <= size <= high for low, high in ranges)
 
 
-def held_apart(ranges: Sequence[Range], variants: Sequence[Range]) -> bool:
-    """Tell whether every range has a variant of its own: one that serves nothing outside of it."""
-    return all(any(low <= start and end <= high for start, end in variants) for low, high in ranges)
+def held_apart(ranges: Sequence[Range], variants: Sequence[Range], sizes: Sequence[int] = ()) -> bool:
+    """Tell whether every range has a variant of its own: one that serves nothing outside of it.
+
+    ``sizes`` were asked for by themselves: their variants are of a range only where it holds no other size.
+    """
+    return all(
+        any(
+            low <= start and end <= high and (start not in sizes or end > start or low == high)
+            for start, end in variants
+        )
+        for low, high in ranges
+    )
 
 
 def gaps(ranges: Sequence[Range], sizes: Sequence[int], max_tokens: int) -> Iterator[Range]:

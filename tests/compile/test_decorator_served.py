@@ -378,7 +378,8 @@ def test_ranges_that_an_entry_lacks_are_compiled_behind_it(
     module = Decorated().eval()
     assert agrees(module, 3)
     loaded: CompiledModel = vars(module)[STATE]._compiled
-    assert (state_of(module).phase, loaded.ranges[-1]) == (Phase.FILLING, (1, 64))
+    assert state_of(module).phase is Phase.FILLING
+    assert (1, 64) in loaded.ranges
     assert pwcc.wait_for_compile(module, 120).phase is Phase.SERVING
     compiled: CompiledModel = vars(module)[STATE]._compiled
     assert compiled.ranges == ((1, 8), (9, 64))

@@ -54,6 +54,9 @@ def test_a_range_is_held_apart_where_a_variant_serves_nothing_else() -> None:
     assert held_apart(((1, 8), (9, 40)), ((1, 1), (2, 8), (9, 40)))
     assert not held_apart(((1, 8), (9, 40)), ((1, 40),))
     assert not held_apart(((1, 8), (9, 40)), ((1, 8), (9, 41)))
+    assert held_apart(((1, 1), (2, 40)), ((1, 1), (2, 40)), (1,))  # a static variant serves what is one size
+    assert not held_apart(((1, 8),), ((4, 4), (1, 40)), (4,))
+    assert held_apart(((1, 8),), ((4, 4), (1, 8)), (4,))
 
 
 @pytest.mark.parametrize(
