@@ -64,7 +64,8 @@ def settle_buffers(model: PreTrainedModel) -> list[str]:
             module._buffers[name] = _plain(module._buffers[name], model)
             names.append(f"{prefix}.{name}" if prefix else name)
         if moved:
-            module.__class__ = _settled_class(type(module), frozenset(moved))
+            settled: Any = module
+            settled.__class__ = _settled_class(type(module), frozenset(moved))
     return names
 
 

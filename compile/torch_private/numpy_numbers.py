@@ -7,6 +7,7 @@ are refused there by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +34,10 @@ def fold_numbers(module: fx.GraphModule) -> None:
             numbers[node] = value
     for node, value in reversed(numbers.items()):
         if all(user in numbers or _same_type(user, node) for user in node.users):
+            for user in [user for user in node.users if user not in numbers and not _takes_tensor(user)]:
+                # a Python number, as in eager: a tensor would be one of the CPU beside those of a GPU
+                given = fx.map_arg((user.args, user.kwargs), _put(node, value.item()))
+                user.args, user.kwargs = given
             if node.users:
                 with graph.inserting_before(node):
                     form: Any = {"dtype": _dtype(value), "device": torch.device("cpu")}
@@ -74,9 +79,17 @@ def _dtype(value: Any) -> torch.dtype | None:
         return None
 
 
+def _put(place: fx.Node, number: Any) -> Callable[[fx.Node], Any]:
+    return lambda given: number if given is place else given
+
+
+def _takes_tensor(user: fx.Node) -> bool:
+    return user.target in _FROM_DATA or isinstance(user.target, (_FUNCTION, _OPERATOR, _METHOD))
+
+
 def _same_type(user: fx.Node, number: fx.Node) -> bool:
     """Tell whether ``user`` gives the same type for a tensor without dimensions and for a Python number."""
-    if user.target in _FROM_DATA or isinstance(user.target, (_FUNCTION, _OPERATOR, _METHOD)):
+    if _takes_tensor(user):
         return True
     rank = _rank(number.meta["example_value"])
     others = (given.meta.get("example_value") for given in user.all_input_nodes if given is not number)

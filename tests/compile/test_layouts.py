@@ -76,7 +76,7 @@ def test_a_graph_gives_the_layout_that_is_asked_for() -> None:
 def test_a_number_may_be_asked_for_beside_other_outputs() -> None:
     module = fx.symbolic_trace(lambda x: (x.sum(), x + 1))
     x = torch.randn(2, 3)
-    ask_for(module, {0: (), 1: (1, 0)})
+    ask_for(module, {0: Ask(()), 1: Ask((1, 0))})
     total, other = module(x)
     assert torch.equal(total, x.sum())
     assert other.t().is_contiguous()
