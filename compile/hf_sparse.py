@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from pwcc.compile.ops.dense import AttentionParams, causal_visibility
+
 INDICES: Final = "prev_topk_indices"
 """The parameter by which an attention gets the indices that an earlier layer chose."""
 GIVEN: Final = ("hidden_states", "position_embeddings", "attention_mask")
@@ -49,7 +51,7 @@ def is_sparse(module: nn.Module) -> bool:
     """Tell whether ``module`` is attention that chooses or adds keys, or uses an earlier layer's choice."""
     if not type(module).__name__.endswith("Attention"):
         return False
-    return INDICES in _parameters(module) or any(selects_keys(part) for part in module.modules())
+    return INDICES in _parameters(module) or _holds_index(module)
 
 
 def obstacle(module: nn.Module) -> str | None:
@@ -128,8 +130,7 @@ def packed_dtype(states: Tensor) -> torch.dtype:
 def causal_mask(states: Tensor, window: int | None) -> Tensor:
     """Return the additive mask of eager attention, ``[1, 1, tokens, tokens]``; a window counts the own key."""
     places = torch.arange(states.shape[1], device=states.device)
-    distance = places[:, None] - places[None, :]
-    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    seen = causal_visibility(places, len(places), AttentionParams(layer=0, scale=1.0, window=window))
     mask = torch.zeros(seen.shape, dtype=states.dtype, device=states.device)
     return mask.masked_fill(~seen, torch.finfo(states.dtype).min)[None, None]
 

@@ -53,13 +53,14 @@ def check_layouts(compiled: Run, eager: Run) -> None:
         UnsealableError: such an output is not dense, so that no order of its dimensions gives its strides.
     """
     tensors = {index: one for index, one in enumerate(eager.outputs) if isinstance(one, torch.Tensor)}
+    mine, eagers = _sharing(compiled), _sharing(eager)
     wrong: list[int] = []
     taken: list[int] = []
     for index, other in tensors.items():
         one = compiled.outputs[index]
         if not isinstance(one, torch.Tensor):
             continue
-        if any(place < index for place in _sharing(compiled, index) - _sharing(eager, index)):
+        if any(place < index for place in mine[index] - eagers[index]):
             taken.append(index)
         elif _alike(one, other):
             continue
@@ -75,20 +76,22 @@ def check_layouts(compiled: Run, eager: Run) -> None:
         asks = {
             index: Ask(order, own=index in taken)
             for index, tensor in tensors.items()
-            if (order := _order(tensor)) is not None and (index in wrong or not _sharing(eager, index))
+            if (order := _order(tensor)) is not None and (index in wrong or not eagers[index])
         }
         raise OtherLayout(wrong, asks)
 
 
-def _sharing(run: Run, index: int) -> set[int]:
-    """Return the places of inputs (negative) and other outputs that have the memory of output ``index``."""
+def _sharing(run: Run) -> dict[int, set[int]]:
+    """Return, for every output, the places of inputs (negative) and other outputs that have its memory."""
+    owners: dict[int, set[int]] = {}
     places = {-1 - place: one for place, one in enumerate(run.inputs)} | dict(enumerate(run.outputs))
-    memory = {
-        place: one.untyped_storage().data_ptr()
-        for place, one in places.items()
-        if isinstance(one, torch.Tensor) and one.numel()
-    }
-    return {place for place in memory if place != index and memory[place] == memory.get(index)}
+    for place, one in places.items():
+        if isinstance(one, torch.Tensor) and one.numel():
+            owners.setdefault(one.untyped_storage().data_ptr(), set()).add(place)
+    found: dict[int, set[int]] = {index: set() for index in range(len(run.outputs))}
+    for group in owners.values():
+        found.update({place: group - {place} for place in group})
+    return found
 
 
 def check_sharing(got: Sequence[object], wanted: Sequence[object], groups: Sequence[Sequence[int]]) -> None:
